@@ -1,0 +1,138 @@
+"""What is the JAX provider? JAX as a `Backend` value: XLA on CUDA, ROCm, TPU and the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from ep.device import DeviceId, DeviceType
+from ep.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from ep.array_provider import ArrayProvider
+    from ep.backend import Backend
+
+_NATIVE = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_EXTENDED = (
+    *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("float4_e2m1fn", "int4", "uint4", "int2", "uint2"),
+)
+_WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
+
+
+def provider(device: str | None = None) -> ArrayProvider:
+    """Return the provider of a device ("cpu", "gpu", "cuda:1"), or of the one that JAX prefers.
+
+    Raises:
+        BackendUnavailable: JAX has no such device.
+    """
+    from ep.array_provider import ArrayProvider
+
+    return ArrayProvider(_backend(_find(device)))
+
+
+def _find(wanted: str | None) -> Any:
+    import jax
+
+    kind, _, index = (wanted or "").partition(":")
+    try:
+        return jax.devices(kind or None)[int(index or 0)]
+    except (RuntimeError, IndexError) as cause:
+        raise BackendUnavailable(
+            f"JAX has no device {wanted!r}.",
+            why=f"it has {', '.join(map(str, jax.devices()))}.",
+            fix='choose another device, or install JAX for your hardware: pip install "jax[cuda13]".',
+        ) from cause
+
+
+def _backend(device: Any) -> Backend:
+    import jax
+
+    from ep.backend import Backend
+    from ep.backends.jax import executable, namespace
+    from ep.backends.jax.memory import JaxMemory, borrow
+
+    on_cpu = device.platform == "cpu"
+    return Backend(
+        name="jax",
+        version=jax.__version__,
+        device=_device_id(device),
+        fingerprint=_fingerprint(device),
+        xp=namespace,
+        dtypes=frozenset(map(np.dtype, _NATIVE)) | {np.dtype(getattr(ml_dtypes, name)) for name in _EXTENDED},
+        memory=JaxMemory(device),
+        scope=_scope(device),
+        asarray=namespace.asarray,
+        borrow=functools.partial(borrow, device),
+        to_numpy=namespace.to_numpy,
+        compile=jax.jit,
+        is_array=lambda value: isinstance(value, jax.Array),
+        start=lambda arrays: None,  # JAX starts by itself
+        block=jax.block_until_ready,
+        synchronize=_synchronize,
+        serialize=functools.partial(executable.serialize, device),
+        deserialize=functools.partial(executable.deserialize, device),
+        narrows=_WIDE,
+        traces_loops=True,
+        launch_us=27.0 if on_cpu else 10.0,
+        bytes_per_us=10_000.0 if on_cpu else 1_000_000.0,
+    )
+
+
+def _scope(device: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return the scope in which arrays keep 64 bits and are made on `device`."""
+    import jax
+
+    if device == jax.devices()[0]:
+        return functools.partial(jax.enable_x64, True)  # naming the default device costs 15 µs per call
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        with jax.enable_x64(True), jax.default_device(device):
+            yield
+
+    return scope
+
+
+def _device_id(device: Any) -> DeviceId:
+    kind = device.platform
+    if kind == "gpu":
+        kind = "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+    known = kind in ("cpu", "cuda", "rocm")
+    return DeviceId(DeviceType(kind) if known else DeviceType.custom(0), device.local_hardware_id or 0)
+
+
+def _fingerprint(device: Any) -> str:
+    """Name what an executable depends on; on the CPU, XLA uses every instruction that the machine has."""
+    import jaxlib
+
+    parts = [f"jaxlib {jaxlib.__version__}", device.platform, device.device_kind, platform.machine()]
+    if device.platform == "cpu":
+        parts.append(_cpu_features())
+    return " / ".join(parts)
+
+
+def _cpu_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return hashlib.sha256(features.encode()).hexdigest()[:12]
+
+
+def _synchronize() -> None:
+    import jax
+
+    jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])

@@ -1,0 +1,89 @@
+"""What is the MLX provider? MLX as a `Backend` value: Metal on Apple silicon, CPU or CUDA on Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import platform
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ep.device import DeviceId, DeviceType
+from ep.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from ep.array_provider import ArrayProvider
+    from ep.backend import Backend
+
+
+def provider(device: str | None = None) -> ArrayProvider:
+    """Return the provider of a device ("cpu" or "gpu"), or of the one that MLX prefers.
+
+    Raises:
+        BackendUnavailable: MLX has no such device.
+    """
+    from ep.array_provider import ArrayProvider
+    from ep.backends.mlx import blas
+
+    note = blas.preload()  # before mlx.core is imported
+    return ArrayProvider(_backend(_find(device), note))
+
+
+def _find(wanted: str | None) -> Any:
+    import mlx.core as mx
+
+    default = mx.default_device()
+    kind = (wanted or "").partition(":")[0]
+    if kind in ("", "mlx", str(default.type).rpartition(".")[2]):
+        return default
+    if kind == "cpu":
+        return mx.Device(mx.cpu)
+    raise BackendUnavailable(
+        f"MLX has no device {wanted!r}.",
+        why=f"its default device here is {default}.",
+        fix="choose another device; MLX runs on the GPU of Apple silicon, or through mlx[cuda] on Linux.",
+    )
+
+
+def _backend(device: Any, note: str) -> Backend:
+    import mlx.core as mx
+
+    from ep.backend import Backend
+    from ep.backends.mlx import executable, namespace
+    from ep.backends.mlx.dtypes import DTYPES
+    from ep.backends.mlx.memory import MlxMemory, borrow, copy, view
+
+    return Backend(
+        name="mlx",
+        version=mx.__version__,
+        device=DeviceId(DeviceType.MLX),
+        fingerprint=f"mlx {mx.__version__} / {device} / {platform.machine()}",
+        xp=namespace,
+        # Metal has no float64, and MLX's on the CPU is single precision inside exp, sin, erf and others.
+        dtypes=frozenset(DTYPES) - {np.dtype(np.float64)},
+        memory=MlxMemory(),
+        scope=_scope(device),
+        asarray=copy,
+        borrow=borrow,
+        to_numpy=view,
+        compile=mx.compile,
+        is_array=lambda value: isinstance(value, mx.array),
+        start=lambda arrays: mx.async_eval(*arrays),
+        block=lambda arrays: mx.eval(*arrays),
+        synchronize=mx.synchronize,
+        serialize=executable.serialize,
+        deserialize=executable.deserialize,
+        launch_us=0.5,
+        bytes_per_us=10_000.0 if device == mx.cpu else 100_000.0,
+        notes=(note,) if note else (),
+    )
+
+
+def _scope(device: Any) -> Any:
+    """Return the scope in which MLX computes on `device`."""
+    import mlx.core as mx
+
+    if device == mx.default_device():
+        return contextlib.nullcontext
+    return functools.partial(mx.stream, device)

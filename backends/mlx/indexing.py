@@ -1,0 +1,67 @@
+"""Reads and writes at indices, and padding, of the MLX namespace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+
+def _indices(index: Any) -> Any:
+    return mx.array(index) if isinstance(index, np.ndarray) else index
+
+
+def take(x: Any, indices: Any, axis: int = 0) -> mx.array:
+    return mx.take(x, _indices(indices), axis=axis)
+
+
+def take_along_axis(x: Any, indices: Any, axis: int) -> mx.array:
+    return mx.take_along_axis(x, _indices(indices), axis=axis)
+
+
+_SCATTER = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+
+
+def scatter(x: Any, index: tuple[Any, ...], updates: Any, reduction: str = "none") -> mx.array:
+    index = tuple(map(_indices, index))
+    if reduction == "none":
+        return _overwritten(x, index, updates)
+    if x.dtype.size == 8:  # Metal has no 64-bit atomics
+        with mx.stream(mx.cpu):
+            return getattr(x.at[index], _SCATTER[reduction])(updates)
+    return getattr(x.at[index], _SCATTER[reduction])(updates)
+
+
+def _overwritten(x: Any, index: tuple[Any, ...], updates: Any) -> mx.array:
+    if x.dtype.size == 8 and x.ndim:  # Metal refuses 64-bit scatters, so the halves are written as int32
+        halves = _overwritten(_halves(x), index, _halves(mx.broadcast_to(updates, x[index].shape)))
+        return mx.reshape(mx.view(mx.reshape(halves, (*x.shape[:-1], -1)), x.dtype), x.shape)
+    result = mx.array(x)
+    result[index] = updates
+    return result
+
+
+def _halves(x: Any) -> mx.array:
+    return mx.reshape(mx.view(mx.reshape(x, (-1,)), mx.int32), (*x.shape, 2))
+
+
+def slice_update(x: Any, update: Any, starts: Any) -> mx.array:
+    if all(isinstance(s, int | np.integer) for s in starts):
+        result = mx.array(x)
+        result[tuple(slice(int(s), int(s) + n) for s, n in zip(starts, update.shape, strict=True))] = update
+        return result
+    start = mx.stack([mx.array(s).astype(mx.int32) for s in starts])
+    return mx.slice_update(x, update, start, tuple(range(x.ndim)))
+
+
+def pad(x: Any, pads: Any, mode: str = "constant", constant_values: Any = 0) -> mx.array:
+    pads = [(int(lo), int(hi)) for lo, hi in pads]
+    if not any(map(any, pads)):
+        return x
+    if mode == "constant":
+        return mx.pad(x, pads, constant_values=mx.array(constant_values, x.dtype))
+    for axis, (lo, hi) in enumerate(pads):
+        if lo or hi:  # one gather per axis serves every mode; mx.pad lacks wrap and repeated reflection
+            x = take(x, np.pad(np.arange(x.shape[axis]), (lo, hi), mode=mode), axis)
+    return x

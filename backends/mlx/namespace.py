@@ -1,0 +1,267 @@
+"""What `mlx.core` does differently: the array namespace of the MLX provider (contract: `ep/namespace.py`).
+
+Everything here is legal on Metal: no float64 is created that the caller did not bring, no integer matmul,
+no sort of bools, no 64-bit scatter on the GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import mlx.core as mx
+import numpy as np
+from mlx.core import *  # noqa: F403
+
+from ep.backends.mlx.dtypes import HALVES, NUMPY_DTYPES, mlx_dtype
+from ep.backends.mlx.indexing import pad, scatter, slice_update, take, take_along_axis  # noqa: F401
+from ep.backends.mlx.products import einsum, matmul  # noqa: F401
+from ep.backends.mlx.windows import conv, conv_transpose, pool, windows  # noqa: F401
+from ep.program import Untraceable
+
+HALVES = frozenset({mx.float16, mx.bfloat16})
+
+
+# Conversion
+
+
+def asarray(x: Any, dtype: Any = None) -> mx.array:
+    if isinstance(x, mx.array):
+        return x if dtype is None else x.astype(mlx_dtype(dtype))
+    if isinstance(x, bool | int | float | complex):
+        return mx.array(x) if dtype is None else mx.array(x, mlx_dtype(dtype))
+    x = np.asarray(x)
+    theirs = mlx_dtype(x.dtype)
+    if theirs == mx.bfloat16:
+        array = mx.array(x.view(np.uint16)).view(mx.bfloat16)
+    else:
+        array = mx.array(x, theirs)  # naming the dtype keeps float64, which MLX would narrow silently
+    return array if dtype is None else array.astype(mlx_dtype(dtype))
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    if not isinstance(x, mx.array):
+        return np.asarray(x)
+    try:
+        if x.dtype == mx.bfloat16:
+            return np.array(x.view(mx.uint16)).view(ml_dtypes.bfloat16)
+        return np.array(x)
+    except ValueError as cause:  # "[eval] Attempting to eval an array during function transformations"
+        raise Untraceable("a value is read that exists only when the compiled function runs") from cause
+
+
+def astype(x: Any, dtype: Any) -> mx.array:
+    return asarray(x).astype(mlx_dtype(dtype))
+
+
+def dtype_of(x: Any) -> np.dtype:
+    return NUMPY_DTYPES[x.dtype] if isinstance(x, mx.array) else np.asarray(x).dtype
+
+
+def bitcast(x: Any, dtype: Any) -> mx.array:
+    if x.ndim == 0:  # views of scalars are refused
+        return mx.reshape(mx.view(mx.reshape(x, (1,)), mlx_dtype(dtype)), ())
+    return mx.view(x, mlx_dtype(dtype))
+
+
+def contiguous(x: Any) -> mx.array:
+    return mx.contiguous(x)
+
+
+# Creation: MLX takes its own dtypes only
+
+
+def zeros(shape: Any, dtype: Any = np.float32) -> mx.array:
+    return mx.zeros(shape, mlx_dtype(dtype))
+
+
+def ones(shape: Any, dtype: Any = np.float32) -> mx.array:
+    return mx.ones(shape, mlx_dtype(dtype))
+
+
+def full(shape: Any, value: Any, dtype: Any = None) -> mx.array:
+    return mx.full(shape, value, None if dtype is None else mlx_dtype(dtype))
+
+
+def zeros_like(x: Any, dtype: Any = None) -> mx.array:
+    return mx.zeros(x.shape, x.dtype if dtype is None else mlx_dtype(dtype))
+
+
+def ones_like(x: Any, dtype: Any = None) -> mx.array:
+    return mx.ones(x.shape, x.dtype if dtype is None else mlx_dtype(dtype))
+
+
+def full_like(x: Any, value: Any, dtype: Any = None) -> mx.array:
+    return mx.full(x.shape, value, x.dtype if dtype is None else mlx_dtype(dtype))
+
+
+def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> mx.array:
+    if stop is None:
+        start, stop = 0, start
+    dtype = np.dtype(dtype) if dtype is not None else np.arange(start, stop, step).dtype
+    if dtype.kind in "iu":  # mx.arange counts in float64 and loses large integers
+        return asarray(np.arange(start, stop, step, dtype))
+    return mx.arange(start, stop, step, mlx_dtype(dtype))
+
+
+def linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = np.float32) -> mx.array:
+    return mx.linspace(start, stop, num, endpoint, mlx_dtype(dtype))
+
+
+def eye(n: int, m: int | None = None, k: int = 0, dtype: Any = np.float32) -> mx.array:
+    rows, columns = mx.arange(n)[:, None], mx.arange(n if m is None else m)
+    return (columns - rows == k).astype(mlx_dtype(dtype))  # mx.eye scatters, which Metal refuses for int64
+
+
+def tri(n: int, m: int | None = None, k: int = 0, dtype: Any = np.float32) -> mx.array:
+    rows, columns = mx.arange(n)[:, None], mx.arange(n if m is None else m)
+    return (columns - rows <= k).astype(mlx_dtype(dtype))
+
+
+# Elementwise functions
+
+
+def sigmoid(x: Any) -> mx.array:
+    return mx.sigmoid(x)
+
+
+def sign(x: Any) -> mx.array:
+    return mx.where(mx.isnan(x), x, mx.sign(x))  # mx.sign(nan) is 0
+
+
+def left_shift(a: Any, b: Any) -> mx.array:
+    return _shifted(mx.left_shift, a, b)
+
+
+def right_shift(a: Any, b: Any) -> mx.array:
+    return _shifted(mx.right_shift, a, b)
+
+
+def _shifted(shift: Any, a: Any, b: Any) -> mx.array:
+    bits = 8 * a.dtype.size
+    over = b >= bits  # a shift by the width or more is undefined in MLX
+    return mx.where(over, mx.zeros_like(a), shift(a, mx.where(over, mx.zeros_like(b), b)))
+
+
+bitwise_left_shift, bitwise_right_shift = left_shift, right_shift
+
+
+def bitwise_invert(x: Any) -> mx.array:
+    return mx.logical_not(x) if x.dtype == mx.bool_ else mx.bitwise_invert(x)
+
+
+# Reductions: MLX widens bool and small integers; float16 and bfloat16 are accumulated in float32
+
+
+def _wide(x: Any) -> mx.array:
+    return x.astype(mx.float32) if x.dtype in HALVES else x
+
+
+def _in_own_dtype(reduce: Any, x: Any, dtype: Any = None, **where: Any) -> mx.array:
+    return reduce(_wide(x), **where).astype(x.dtype if dtype is None else mlx_dtype(dtype))
+
+
+def sum(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> mx.array:
+    return _in_own_dtype(mx.sum, x, dtype, axis=axis, keepdims=keepdims)
+
+
+def prod(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> mx.array:
+    return _in_own_dtype(mx.prod, x, dtype, axis=axis, keepdims=keepdims)
+
+
+def mean(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
+    return _in_own_dtype(mx.mean, x, axis=axis, keepdims=keepdims)
+
+
+def cumsum(x: Any, axis: int) -> mx.array:
+    return _in_own_dtype(mx.cumsum, x, axis=axis)
+
+
+def cumprod(x: Any, axis: int) -> mx.array:
+    return _in_own_dtype(mx.cumprod, x, axis=axis)
+
+
+def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
+    return _in_own_dtype(mx.logsumexp, x, axis=axis, keepdims=keepdims)
+
+
+def softmax(x: Any, axis: int = -1) -> mx.array:
+    return mx.softmax(x, axis=axis, precise=True)
+
+
+def argmax(x: Any, axis: int, keepdims: bool = False) -> mx.array:
+    return mx.argmax(_sortable(x), axis=axis, keepdims=keepdims).astype(mx.int64)  # MLX: uint32
+
+
+def argmin(x: Any, axis: int, keepdims: bool = False) -> mx.array:
+    return mx.argmin(_sortable(x), axis=axis, keepdims=keepdims).astype(mx.int64)
+
+
+# Order
+
+
+def _sortable(x: Any) -> mx.array:
+    return x.astype(mx.uint8) if x.dtype == mx.bool_ else x  # Metal sorts no bools
+
+
+def argsort(x: Any, axis: int = -1, descending: bool = False) -> mx.array:
+    if x.size == 0:
+        return mx.zeros(x.shape, mx.int64)
+    x = _sortable(x)
+    if not descending:
+        return mx.argsort(x, axis=axis).astype(mx.int64)
+    order = mx.argsort(mx.flip(x, axis), axis=axis).astype(mx.int64)
+    return x.shape[axis] - 1 - mx.flip(order, axis)
+
+
+def sort(x: Any, axis: int = -1) -> mx.array:
+    return mx.sort(_sortable(x), axis=axis).astype(x.dtype) if x.size else x
+
+
+def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[mx.array, mx.array]:
+    indices = take(argsort(x, axis, descending=largest), np.arange(k), axis)
+    return take_along_axis(x, indices, axis), indices
+
+
+# Control flow
+
+
+def scan(f: Any, carry: Any, xs: Any, length: int | None = None, reverse: bool = False) -> tuple[Any, Any]:
+    length = xs[0].shape[0] if xs else length
+    steps = range(length)
+    rows = []
+    for i in reversed(steps) if reverse else steps:
+        carry, y = f(carry, tuple(x[i] for x in xs))
+        rows.append(y)
+    if reverse:
+        rows.reverse()
+    return carry, tuple(mx.stack(column) for column in zip(*rows, strict=True))
+
+
+def while_loop(cond: Any, body: Any, carry: Any) -> Any:
+    while bool(to_numpy(cond(carry))):
+        carry = body(carry)
+    return carry
+
+
+def rolled_loops() -> bool:
+    return False  # MLX has no loops: a trace unrolls them
+
+
+# Random numbers
+
+
+def _key(seed: Any) -> mx.array:
+    if isinstance(seed, mx.array):
+        return mx.stack([seed.astype(mx.uint64) >> 32, seed.astype(mx.uint64)]).astype(mx.uint32)
+    return mx.random.key(int(seed))
+
+
+def random_uniform(shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> mx.array:
+    numbers = mx.random.uniform(low, high, tuple(shape), key=_key(seed))
+    return numbers.astype(mlx_dtype(dtype))
+
+
+def random_normal(shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32) -> mx.array:
+    numbers = mx.random.normal(tuple(shape), key=_key(seed))
+    return (numbers * scale + mean).astype(mlx_dtype(dtype))

@@ -1,0 +1,92 @@
+"""Convolution and pooling of the MLX namespace."""
+
+from __future__ import annotations
+
+from functools import reduce
+from math import prod
+from typing import Any
+
+import mlx.core as mx
+
+from ep.backends.mlx.dtypes import HALVES, INTEGERS
+from ep.backends.mlx.products import matmul
+
+
+def conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int = 1) -> mx.array:
+    if len(strides) > 3 or x.dtype in INTEGERS or x.dtype == mx.float64:
+        return _conv_by_windows(x, w, strides, pads, dilations, groups)
+    return _conv(x, w, strides, pads, dilations, groups, 1)
+
+
+def _conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int, spread: Any) -> mx.array:
+    """MLX convolutions are channels-last; it moves the weights' axes, too."""
+    inner = tuple(range(2, x.ndim))
+    y = mx.conv_general(
+        mx.transpose(x, (0, *inner, 1)),
+        mx.transpose(w, (0, *inner, 1)),
+        stride=tuple(strides),
+        padding=([lo for lo, _ in pads], [hi for _, hi in pads]),
+        kernel_dilation=tuple(dilations),
+        input_dilation=spread,
+        groups=groups,
+    )
+    return mx.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
+
+
+def _conv_by_windows(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> mx.array:
+    x = mx.pad(x, [(0, 0), (0, 0), *pads])
+    rank = len(strides)
+    view = windows(x, w.shape[2:], strides, dilations)
+    n, out, kernel = x.shape[0], view.shape[2 : 2 + rank], prod(w.shape[2:])
+    c, o = x.shape[1] // groups, w.shape[0] // groups
+    view = mx.reshape(view, (n, groups, c, prod(out), kernel))
+    view = mx.reshape(mx.transpose(view, (0, 1, 3, 2, 4)), (n, groups, prod(out), c * kernel))
+    y = matmul(view, mx.swapaxes(mx.reshape(w, (groups, o, c * kernel)), 1, 2))
+    return mx.reshape(mx.swapaxes(y, 2, 3), (n, groups * o, *out))
+
+
+def conv_transpose(
+    x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int = 1, output_padding: Any = None
+) -> mx.array:
+    """A convolution of x spread out by the strides with the mirrored kernel."""
+    kernel = w.shape[2:]
+    rank = len(kernel)
+    w = mx.swapaxes(mx.reshape(w, (groups, w.shape[0] // groups, w.shape[1], *kernel)), 1, 2)
+    w = mx.flip(mx.reshape(w, (-1, w.shape[2], *kernel)), axis=tuple(range(2, 2 + rank)))
+    reach = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
+    extra = output_padding or (0,) * rank
+    pads = [(r - lo, r - hi + e) for r, (lo, hi), e in zip(reach, pads, extra, strict=True)]
+    y = _conv(x, w, (1,) * rank, [(max(0, lo), max(0, hi)) for lo, hi in pads], dilations, groups, tuple(strides))
+    cut = [slice(max(0, -lo), n - max(0, -hi)) for (lo, hi), n in zip(pads, y.shape[2:], strict=True)]
+    return y[(slice(None), slice(None), *cut)]
+
+
+def windows(x: Any, kernel: Any, strides: Any, dilations: Any) -> mx.array:
+    steps = [1] * x.ndim
+    for i in reversed(range(x.ndim - 1)):
+        steps[i] = steps[i + 1] * x.shape[i + 1]
+    shape = (*x.shape[:2], *_out(x, kernel, strides, dilations), *kernel)
+    outer = [step * s for step, s in zip(steps[2:], strides, strict=True)]
+    inner = [step * d for step, d in zip(steps[2:], dilations, strict=True)]
+    return mx.as_strided(mx.contiguous(x), shape, (*steps[:2], *outer, *inner))
+
+
+def _out(x: Any, kernel: Any, strides: Any, dilations: Any) -> list[int]:
+    sizes = zip(x.shape[2:], kernel, strides, dilations, strict=True)
+    return [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes]
+
+
+_POOL = {"max": mx.maximum, "min": mx.minimum, "sum": mx.add}
+
+
+def pool(x: Any, kernel: Any, strides: Any, dilations: Any, kind: str) -> mx.array:
+    """One axis after the other, each a fold over shifted slices: cheaper than reducing a view of windows."""
+    dtype = x.dtype
+    if kind == "sum" and dtype in HALVES:
+        x = x.astype(mx.float32)
+    for i, out in enumerate(_out(x, kernel, strides, dilations)):
+        axis, s, d = 2 + i, strides[i], dilations[i]
+        lead = (slice(None),) * axis
+        rows = (x[(*lead, slice(j * d, j * d + (out - 1) * s + 1, s))] for j in range(kernel[i]))
+        x = reduce(_POOL[kind], rows)
+    return x.astype(dtype)

@@ -1,0 +1,55 @@
+"""What must be known of an array library to make a provider of it? One frozen `Backend` value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ep.device import DeviceId
+from ep.memory import Memory
+from ep.registry import Overrides
+
+Function = Callable[..., Any]
+Specs = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype of each argument
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """An array library on one device. All functions may be called from any thread, inside `scope()`."""
+
+    name: str
+    version: str
+    device: DeviceId
+    fingerprint: str  # hardware and versions that compiled code depends on
+    xp: ModuleType  # the namespace of the lowerings
+    dtypes: frozenset[np.dtype[Any]]  # held by the device in full width
+    memory: Memory
+    scope: Callable[[], AbstractContextManager[Any]]  # settings of the library that hold inside only
+    asarray: Callable[[np.ndarray], Any]  # always copies: later writes to the argument must not show
+    borrow: Callable[[np.ndarray], tuple[Any, str | None]]  # with why it is a copy; None: it is not
+    to_numpy: Callable[[Any], np.ndarray]  # waits for the array; a read-only view where that is possible
+    compile: Callable[[Function], Function]  # of a function from arrays to a tuple of arrays
+    is_array: Callable[[Any], bool]  # whether a value is an array of the library
+    start: Callable[[Sequence[Any]], Any]  # begins to compute the arrays without waiting
+    block: Callable[[Sequence[Any]], Any]  # waits until the arrays are computed
+    synchronize: Callable[[], Any]  # waits for all work on the device
+    overrides: Overrides | None = None
+    serialize: Callable[[Function, Specs], bytes] | None = None  # compiles a function for these arguments
+    deserialize: Callable[[bytes], Function] | None = None
+    is_host: bool = False  # NumPy: runs what only the host can, strings among it
+    narrows: frozenset[np.dtype[Any]] = frozenset()  # dtypes that lose width outside `scope`
+    traces_loops: bool = False  # xp.scan and xp.while_loop work inside a trace
+    launch_us: float = 1.0  # starting one operation
+    bytes_per_us: float = 10_000.0  # memory bandwidth
+    notes: tuple[str, ...] = ()  # what `ep doctor` should tell the user
+
+    def enter(self, value: Any) -> Any:
+        """Return a value on the device: host arrays, also those in lists, are copied, others stay."""
+        if isinstance(value, list):
+            return [self.enter(item) for item in value]
+        return self.asarray(np.asarray(value)) if isinstance(value, np.ndarray | np.generic) else value

@@ -1,0 +1,270 @@
+"""How groups run: one compiled callable per input signature, cached and counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ep.errors import EpError, ExecutionError
+from ep.partition import CONTROL, Group, partition
+from ep.placement import HOST, Facts, Placement, Placer
+from ep.program import InlineBody, Runner, Step, Untraceable, describe, to_host
+
+MAX_SIGNATURES = 128  # compiled callables kept per group; the least recently used one goes
+
+
+@dataclass
+class Counters:
+    """What compiling cost: signatures found (`hits`) and compiled (`misses`), seconds, calls per kind of group."""
+
+    hits: int = 0
+    misses: int = 0
+    compile_seconds: float = 0.0
+
+
+class Weights:
+    """Constants on one provider's device: each is moved once, when a compiled group first needs it."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.arrays: dict[Any, Any] = {}
+        self.placed: dict[Any, str] = {}  # value → "borrowed", or "copied: why"
+        self._lock = threading.Lock()
+
+    def get(self, values: Sequence[Any], constants: Mapping[Any, np.ndarray]) -> list[Any]:
+        with self._lock:
+            missing = [v for v in values if v not in self.arrays]
+            for value in missing:
+                self.arrays[value], why = self.backend.borrow(constants[value])
+                self.placed[value] = "borrowed" if why is None else f"copied: {why}"
+            self.backend.block([self.arrays[v] for v in missing])
+            return [self.arrays[v] for v in values]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all groups of a session share."""
+
+    placer: Placer
+    backends: Mapping[str, Any]  # provider name → Backend
+    host: Any
+    weights: Mapping[str, Weights]
+    counters: Counters
+    eager: bool = False
+
+    def runner(self, provider: str, on_host: frozenset[int] = frozenset()) -> Runner:
+        backend = self.backends[provider]
+        return Runner(backend.xp, self.host, backend.overrides, on_host)
+
+
+class Executable:
+    """A graph, or the body of a loop, as groups in order. `run` fills an environment of values."""
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        constants: dict[Any, np.ndarray],
+        context: Context,
+    ) -> None:
+        self.steps, self.inputs, self.outputs = list(steps), tuple(inputs), tuple(outputs)
+        self.constants, self.context = constants, context
+        self._control: set[int] = set()
+        self._lock = threading.Lock()
+        self._plan()
+
+    def _plan(self) -> None:
+        placer = self.context.placer
+        self.placements: dict[int, Placement] = placer.support(self.steps)
+        hosted = {i for i, p in self.placements.items() if p.provider == HOST}
+        facts = Facts(self.steps, self.constants, hosted)
+        placer.refine(self.placements, self.steps, self.inputs, facts, self.constants)
+        groups = partition(self.steps, self.outputs, facts, self.placements, self.constants, self._control)
+        self.groups = groups
+        kinds: dict[str, Any] = {HOST: HostGroup, CONTROL: ControlGroup}
+        self.runnables = tuple(
+            kinds.get(group.kind, CompiledGroup)(group, self.constants, self.context) for group in groups
+        )
+
+    def run(self, env: dict[Any, Any]) -> dict[Any, Any]:
+        """Adds the outputs to `env`, which holds the inputs. Groups that cannot be traced are cut and run again."""
+        while True:
+            attempt = dict(env)
+            try:
+                for group in self.runnables:
+                    group.run(attempt)
+                break
+            except Untraceable as signal:
+                self._cut(signal)
+        for value in self.outputs:
+            if value not in attempt:
+                attempt[value] = self.constants[value]
+        return attempt
+
+    def _cut(self, signal: Untraceable) -> None:
+        step = getattr(signal, "step", None)
+        with self._lock:
+            if step is None or id(step) in self._control:
+                raise ExecutionError(
+                    f"node '{getattr(step, 'name', '?')}' reads a value that its provider cannot give.",
+                    why=str(signal),
+                    fix="this is a defect of ep: please report the model.",
+                ) from signal
+            self._control.add(id(step))
+            self._plan()
+
+
+class HostGroup:
+    """Steps that run with NumPy, one after the other."""
+
+    def __init__(self, group: Group, constants: Mapping[Any, np.ndarray], context: Context) -> None:
+        self.group = group
+        self.constants = {v: constants[v] for v in (*group.constants, *group.weights)}
+        self.runner = Runner(context.host, context.host)
+        backends = [b for name, b in context.backends.items() if name != HOST]
+        self.xp = backends[0].xp if backends else context.host
+        self.fetch = [v for v in (*group.inputs, *group.host_inputs) if v not in group.shapes]
+
+    def run(self, env: dict[Any, Any]) -> None:
+        local = self.constants | {v: env[v] for v in self.group.shapes}
+        for value in self.fetch:
+            local[value] = to_host(env[value], self.xp)
+        with np.errstate(all="ignore"):
+            self.runner.evaluate(self.group.steps, local)
+        for value in self.group.outputs:
+            env[value] = local[value]
+
+
+class ControlGroup:
+    """One step that runs eagerly because it reads device values as it goes; its bodies are executables."""
+
+    def __init__(self, group: Group, constants: Mapping[Any, np.ndarray], context: Context) -> None:
+        self.group, self.context = group, context
+        self.constants = {v: constants[v] for v in (*group.constants, *group.weights)}
+        self.backend = context.backends[group.provider]
+        self.steps = [self._with_executables(step, constants) for step in group.steps]
+        hosted = frozenset(id(new) for old, new in zip(group.steps, self.steps, strict=True) if id(old) in group.on_host)
+        self.runner = context.runner(group.provider, hosted)
+        self.bodies = tuple(body for step in self.steps for body in step.bodies.values())
+
+    def _with_executables(self, step: Step, constants: Mapping[Any, np.ndarray]) -> Step:
+        bodies = {name: CompiledBody(body, constants, self.context) for name, body in step.bodies.items()}
+        return Step(step.name, step.lowering, step.opset, step.inputs, step.outputs, step.attributes, bodies)
+
+    def run(self, env: dict[Any, Any]) -> None:
+        local = self.constants | {v: env[v] for v in (*self.group.inputs, *self.group.host_inputs)}
+        self.runner.evaluate(self.steps, local)
+        for value in self.group.outputs:
+            env[value] = local[value]
+
+
+class CompiledBody:
+    """The body of a control step: an executable of its own, bound to the values around it."""
+
+    def __init__(self, body: InlineBody, constants: Mapping[Any, np.ndarray], context: Context) -> None:
+        self.inputs, self.outputs, self.captures = body.inputs, body.outputs, body.captures
+        self.outer = tuple(v for v in body.captures if v not in constants)
+        own = body.constants | {v: constants[v] for v in body.captures if v in constants}
+        self.executable = Executable(body.steps, (*body.inputs, *self.outer), body.outputs, own, context)
+
+    def bind(self, env: Mapping[Any, Any], runner: Runner) -> Callable[..., tuple[Any, ...]]:
+        captured = {v: env[v] for v in self.outer}
+
+        def body(*arguments: Any) -> tuple[Any, ...]:
+            inner = captured | dict(zip(self.inputs, arguments, strict=True))
+            result = self.executable.run(inner)
+            return tuple(result[v] for v in self.outputs)
+
+        return body
+
+
+class CompiledGroup:
+    """Steps that one provider compiles together, once per signature."""
+
+    def __init__(self, group: Group, constants: Mapping[Any, np.ndarray], context: Context) -> None:
+        self.group, self.context = group, context
+        self.backend = context.backends[group.provider]
+        self.runner = context.runner(group.provider, group.on_host)
+        self.constants = {v: constants[v] for v in group.constants}
+        self.all_constants = constants
+        self.cache: OrderedDict[Any, Callable[..., tuple[Any, ...]]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._weights: list[Any] | None = None
+
+    def run(self, env: dict[Any, Any]) -> None:
+        group, enter = self.group, self.backend.enter
+        arguments = [enter(env[v]) for v in group.inputs]
+        host = [to_host(env[v], self.backend.xp) for v in group.host_inputs]
+        if self._weights is None:
+            self._weights = self.context.weights[group.provider].get(group.weights, self.all_constants)
+        if self.context.eager:
+            results = self._trace(host, arguments + self._weights)
+        else:
+            results = self._call(host, arguments)
+        for value, result in zip(group.outputs, results, strict=True):
+            env[value] = result
+
+    def _call(self, host: list[np.ndarray], arguments: list[Any]) -> Any:
+        key = (tuple(map(signature, arguments)), tuple(map(contents, host)))
+        function = self.cache.get(key)
+        counters = self.context.counters
+        if function is not None:
+            counters.hits += 1
+            return self._guarded(function, arguments)
+        started = time.perf_counter()
+        function = self.backend.compile(lambda *values: self._trace(host, values))
+        results = self._guarded(function, arguments)
+        counters.misses += 1
+        counters.compile_seconds += time.perf_counter() - started
+        with self._lock:
+            self.cache[key] = function
+            if len(self.cache) > MAX_SIGNATURES:
+                self.cache.popitem(last=False)
+        return results
+
+    def _guarded(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
+        try:
+            return function(*arguments, *self._weights)  # type: ignore[misc]
+        except (EpError, Untraceable):
+            raise
+        except Exception as cause:  # noqa: BLE001 - no library traceback reaches a user bare
+            raise ExecutionError(
+                f"a compiled group of {len(self.group.steps)} nodes ('{self.group.steps[0].name}' … "
+                f"'{self.group.steps[-1].name}') failed on {self.group.provider} with inputs "
+                f"({', '.join(map(describe, arguments))}).",
+                why=f"{type(cause).__name__}: {cause}",
+                fix="run it with options={'compile': 'off'} to learn which node fails.",
+            ) from cause
+
+    def _trace(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Any, ...]:
+        group = self.group
+        env = self.constants | dict(zip(group.host_inputs, host, strict=True))
+        env.update(zip((*group.inputs, *group.weights), values, strict=True))
+        self.runner.evaluate(group.steps, env)
+        asarray = self.backend.xp.asarray
+        return tuple(asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in map(env.get, group.outputs))
+
+
+def signature(value: Any) -> Any:
+    """What compiled code depends on: shape and dtype, of every element for sequences."""
+    if isinstance(value, list):
+        return tuple(map(signature, value))
+    return (value.shape, value.dtype) if value is not None else None
+
+
+def contents(value: Any) -> Any:
+    """Hashable form of a host value that is compiled in."""
+    if isinstance(value, list):
+        return tuple(map(contents, value))
+    if value is None:
+        return None
+    return value.shape, value.dtype, tuple(value.flat) if value.dtype.kind == "O" else value.tobytes()
+
+

@@ -1,0 +1,86 @@
+"""Which providers does `device="…"` mean on this machine?"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ep.errors import BackendUnavailable, InvalidInput, did_you_mean
+
+COMPILE = ("on", "off")
+KINDS = ("auto", "mlx", "jax", "cpu", "gpu", "cuda", "tpu", "host")
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """The session's own options (no namespace) and those of providers (`"jax.…"`), as strings."""
+    own = {k: str(v) for k, v in options.items() if "." not in k}
+    configured = {k: str(v) for k, v in options.items() if "." in k}
+    for key in own:
+        if key != "compile":
+            raise InvalidInput(
+                f"unknown option '{key}'.{did_you_mean(key, ['compile'])}",
+                why="a session's own option is 'compile'; those of providers are written 'provider.option'.",
+                fix="remove the option, or give it its provider's namespace.",
+            )
+    if own.get("compile", "on") not in COMPILE:
+        raise InvalidInput(f"option 'compile' is '{own['compile']}'.", fix="use 'on' or 'off'.")
+    return own, configured
+
+
+def resolve(device: str, options: Mapping[str, str]) -> list[Any]:
+    """The chosen provider, initialised, and the host behind it as last resort.
+
+    Raises:
+        InvalidInput: no such device name.
+        BackendUnavailable: the device or its library is not here; the message says what was looked for.
+    """
+    from ep.discovery import provider
+
+    kind, _, index = device.partition(":")
+    kind = "mlx" if kind == "metal" else kind
+    if kind not in KINDS or (index and not index.isdigit()):
+        raise InvalidInput(
+            f"unknown device '{device}'.{did_you_mean(kind, KINDS)}",
+            why=f"devices are {', '.join(KINDS)}, some with an index, such as 'cuda:0'.",
+            fix="use one of these names.",
+        )
+    chosen = _first(kind, device, options)
+    host = provider("cpu", None, options)
+    return [chosen] if chosen.name == host.name else [chosen, host]
+
+
+def _first(kind: str, device: str, options: Mapping[str, str]) -> Any:
+    from ep.discovery import provider
+
+    looked: list[str] = []
+    for name, where in _candidates(kind, device):
+        try:
+            return provider(name, where, options)
+        except BackendUnavailable as error:
+            if kind in ("mlx", "jax", "cuda", "tpu", "host"):
+                raise
+            looked.append(f"{name}{f' ({where})' if where else ''}: {error.what} {error.why}")
+    raise BackendUnavailable(
+        f"no device for '{device}' on this machine.",
+        why="looked for " + "; ".join(looked),
+        fix="run `ep doctor` to see what works here, or use device='cpu'.",
+    )
+
+
+def _candidates(kind: str, device: str) -> list[tuple[str, str | None]]:
+    """(provider, device within it) in order of preference."""
+    apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    gpu = [("mlx", "gpu"), ("jax", "gpu")]
+    table: dict[str, list[tuple[str, str | None]]] = {
+        "auto": [*([("mlx", None)] if apple else []), ("jax", "gpu"), ("jax", None), ("mlx", None), ("cpu", None)],
+        "mlx": [("mlx", None)],
+        "jax": [("jax", None)],
+        "cpu": [("jax", "cpu"), ("cpu", None)],
+        "gpu": gpu,
+        "cuda": [("jax", device)],
+        "tpu": [("jax", device)],
+        "host": [("cpu", None)],
+    }
+    return table[kind]

@@ -1,0 +1,124 @@
+"""How a file, bytes or a `ModelProto` becomes an `onnx_ir.Model`, without reading its external data."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ep.errors import InvalidModel
+from ep.weights import WeightStore
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+Source = Any  # str | os.PathLike | bytes | onnx.ModelProto
+
+
+def load_model(source: Source) -> tuple[ir.Model, WeightStore, str]:
+    """The model, the store of its weights, and a name for messages; `InvalidModel` says what is wrong with it."""
+    proto, name, directory = _read(source)
+    import onnx_ir as ir
+
+    _check_envelope(proto, name)
+    _densify(proto.graph)
+    try:
+        model = ir.serde.deserialize_model(proto)
+        model.graph.sort()
+    except (ir.serde.SerdeError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise InvalidModel(
+            f"{name} is not a valid ONNX graph.", why=_root_cause(error), fix="export the model again."
+        ) from error
+    return model, WeightStore(directory), name
+
+
+def _read(source: Source) -> tuple[onnx.ModelProto, str, Path | None]:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if isinstance(source, onnx.ModelProto):
+        proto = onnx.ModelProto()
+        proto.CopyFrom(source)
+        return proto, proto.graph.name or "model", None
+    if isinstance(source, bytes | bytearray | memoryview):
+        content, name, directory = bytes(source), "model", None
+    elif isinstance(source, str | os.PathLike):
+        path = Path(source)
+        content, name, directory = _content(path), path.name, path.resolve().parent
+    else:
+        raise TypeError(f"load expects a path, bytes or an onnx.ModelProto, not {type(source).__name__}")
+    try:
+        return onnx.ModelProto.FromString(content), name, directory
+    except DecodeError as error:
+        raise InvalidModel(
+            f"{name} is not an ONNX model: protobuf cannot parse its {len(content)} bytes.",
+            why=str(error),
+            fix="check that the file is complete (a Git LFS pointer or a cut download looks like this).",
+        ) from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidModel(
+            f"the model file '{path}' cannot be read.", why=str(error.strerror or error), fix="check the path."
+        ) from error
+
+
+def _check_envelope(proto: onnx.ModelProto, name: str) -> None:
+    if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
+        raise InvalidModel(
+            f"{name} holds no graph.",
+            why="the file parses as protobuf, but its graph is missing or empty.",
+            fix="check that the file is complete and that it is an ONNX model.",
+        )
+    if not proto.opset_import:
+        default = proto.opset_import.add()  # IR version 1 and 2 knew one opset only
+        default.domain, default.version = "", 1
+
+
+def _densify(graph: onnx.GraphProto) -> None:
+    """Turns sparse initializers and sparse constants dense: `onnx_ir` drops the first and refuses the second."""
+    import onnx
+    from onnx import numpy_helper
+
+    for sparse in graph.sparse_initializer:
+        graph.initializer.append(numpy_helper.from_array(_dense(sparse), sparse.values.name))
+    del graph.sparse_initializer[:]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+                dense = numpy_helper.from_array(_dense(attribute.sparse_tensor))
+                attribute.Clear()
+                attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
+                attribute.t.CopyFrom(dense)
+            for subgraph in [attribute.g, *attribute.graphs]:
+                _densify(subgraph)
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
+    from onnx import numpy_helper
+
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    shape = tuple(sparse.dims)
+    size = int(np.prod(shape))
+    linear = np.ravel_multi_index(tuple(indices.T), shape) if indices.ndim == 2 else indices
+    if len(linear) != len(values) or (len(linear) and not 0 <= linear.min() <= linear.max() < size):
+        raise InvalidModel(
+            f"sparse tensor '{sparse.values.name}' has indices outside its shape {list(shape)}.",
+            why=f"{len(values)} values, {len(linear)} indices, {size} elements.",
+            fix="export the model again.",
+        )
+    dense = np.zeros(size, values.dtype)
+    dense[linear] = values
+    return dense.reshape(shape)
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,222 @@
+"""Operators that run subgraphs: If, Loop and Scan. Bodies are callables from arrays to a tuple of arrays.
+
+A loop is a Python loop: eagerly that is all there is, and in a trace it is unrolled. Where the library
+compiles loops (`xp.rolled_loops()`), longer ones become `xp.scan`, and those whose condition is computed on
+the device `xp.while_loop`. What fits none of them raises `Untraceable`: the planner runs the loop eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ep.ops.axes import axis_of, ints, scalar
+from ep.program import Untraceable
+from ep.registry import Body, Host, op
+
+FEW = 4  # iterations that are cheaper unrolled than compiled as a loop
+MANY = 64  # iterations that a library with compiled loops must not unroll: compile time would explode
+TRUE = np.asarray(True)
+
+Arrays = tuple[Any, ...]
+State = tuple[Any, ...]  # arrays, lists of arrays, or None
+
+
+@op("If", since=1)
+def if_(xp, cond: Host, *, then_branch: Body, else_branch: Body):
+    return tuple((then_branch if scalar(cond) else else_branch)())
+
+
+# Loop
+
+
+@op("Loop", since=1)
+def loop(xp, M: Host = None, cond: Host = None, *v_initial, body: Body):  # noqa: N803 - the spec's name
+    """Without `cond` and with `M`, the condition that the body returns is ignored: the spec's for loop."""
+    trips = None if M is None else int(scalar(M))
+    tested = cond is not None or trips is None
+    if (trips is not None and trips <= 0) or (cond is not None and not scalar(cond)):
+        return *v_initial, *_no_rows(
+            xp, body, (np.asarray(0, np.int64), TRUE, *v_initial), 1 + len(v_initial)
+        )
+    if xp.rolled_loops() and (trips is None or trips > FEW):
+        return _rolled_loop(xp, trips, tested, v_initial, body)
+    return _stepped_loop(xp, trips, tested, v_initial, body)
+
+
+def _stepped_loop(
+    xp, trips: int | None, tested: bool, state: State, body: Callable[..., Arrays], most: int = 0
+):
+    rows = []
+    for i in range(trips) if trips is not None else count():
+        if most and i == most:
+            raise Untraceable(f"a loop of more than {most} iterations cannot be compiled as one")
+        keep, *results = body(np.asarray(i, np.int64), TRUE, *state)
+        state, row = tuple(results[: len(state)]), results[len(state) :]
+        rows.append(row)
+        if tested and not _truth(xp, keep):
+            break
+    return *state, *_stacked(xp, rows)
+
+
+def _rolled_loop(xp, trips: int | None, tested: bool, state: State, body: Callable[..., Arrays]):
+    """The first form that the body fits: a scan, unrolled, a while loop."""
+    if trips is not None and _all_arrays(state):
+        try:
+            return _counted_loop(xp, trips, tested, state, body)
+        except Untraceable:  # the body reads its counter or its condition, or its state changes shape
+            pass
+    try:
+        return _stepped_loop(xp, trips, tested, state, body, MANY)
+    except Untraceable:
+        if not _all_arrays(state):
+            raise
+    return _while_loop(xp, trips, state, body)
+
+
+def _counted_loop(xp, trips: int, tested: bool, state: State, body: Callable[..., Arrays]):
+    def step(carry: State, _: Arrays) -> tuple[State, Arrays]:
+        i, *state = carry
+        keep, *results = body(i, TRUE, *state)
+        if tested and not (isinstance(keep, np.ndarray) and keep.all()):
+            raise Untraceable("the loop's condition is computed")
+        state, row = _advance(xp, state, results)
+        return (i + 1, *state), row
+
+    (_, *state), columns = xp.scan(step, _counted(xp, state), (), length=trips)
+    return *state, *columns
+
+
+def _while_loop(xp, trips: int | None, state: State, body: Callable[..., Arrays]):
+    def go(carry: State) -> Any:
+        i, keep, *_ = carry
+        return keep if trips is None else xp.logical_and(keep, i < trips)
+
+    def step(carry: State) -> State:
+        i, _, *state = carry
+        keep, *results = body(i, TRUE, *state)
+        state, row = _advance(xp, state, results)
+        if row:
+            raise Untraceable("how often the loop runs, and so the shape of its scan outputs, is computed")
+        return i + 1, xp.reshape(xp.asarray(keep), ()), *state
+
+    i, *state = _counted(xp, state)
+    return tuple(xp.while_loop(go, step, (i, xp.asarray(TRUE), *state)))[2:]
+
+
+def _counted(xp, state: State) -> Arrays:
+    return tuple(map(xp.asarray, (np.asarray(0, np.int64), *state)))
+
+
+def _advance(xp, carry: Sequence[Any], results: Sequence[Any]) -> tuple[State, Arrays]:
+    """New state and scan outputs; a compiled loop needs the state to keep shapes and dtypes."""
+    state, row = results[: len(carry)], tuple(map(xp.asarray, results[len(carry) :]))
+    if not _all_arrays(state):
+        raise Untraceable("the loop's state is not a tensor")
+    state = tuple(map(xp.asarray, state))
+    for old, new in zip(carry, state, strict=True):
+        if tuple(old.shape) != tuple(new.shape) or xp.dtype_of(old) != xp.dtype_of(new):
+            raise Untraceable(f"the loop's state changes from {old.shape} to {new.shape}")
+    return state, row
+
+
+def _all_arrays(state: Sequence[Any]) -> bool:
+    return all(hasattr(value, "shape") for value in state)
+
+
+def _truth(xp, keep: Any) -> bool:
+    return bool(scalar(keep if isinstance(keep, np.ndarray) else xp.to_numpy(keep)))
+
+
+def _stacked(xp, rows: Sequence[Sequence[Any]]) -> Arrays:
+    return tuple(xp.stack([xp.asarray(x) for x in column]) for column in zip(*rows, strict=True))
+
+
+def _no_rows(xp, body: Callable[..., Arrays], arguments: Sequence[Any], skip: int) -> Arrays:
+    """Scan outputs of a loop that does not run: none of the elements that the body would give."""
+    rows = body(*arguments)[skip:]
+    return tuple(xp.zeros((0, *row.shape), dtype=xp.dtype_of(xp.asarray(row))) for row in rows)
+
+
+# Scan
+
+
+@op("Scan", since=9)
+def scan(
+    xp,
+    *initial_state_and_scan_inputs,
+    num_scan_inputs,
+    body: Body,
+    scan_input_axes=None,
+    scan_input_directions=None,
+    scan_output_axes=None,
+    scan_output_directions=None,
+):
+    n = len(initial_state_and_scan_inputs) - num_scan_inputs
+    state, inputs = initial_state_and_scan_inputs[:n], initial_state_and_scan_inputs[n:]
+    axes, directions = scan_input_axes or (0,) * len(inputs), scan_input_directions or (0,) * len(inputs)
+    inputs = [xp.moveaxis(x, axis_of(axis, x.ndim), 0) for x, axis in zip(inputs, axes, strict=True)]
+    inputs = [_directed(x, direction) for x, direction in zip(inputs, directions, strict=True)]
+    state, outputs = _scan(xp, body, state, inputs)
+    axes, directions = scan_output_axes or (0,) * len(outputs), scan_output_directions or (0,) * len(outputs)
+    outputs = [_directed(y, direction) for y, direction in zip(outputs, directions, strict=True)]
+    return *state, *(xp.moveaxis(y, 0, axis_of(axis, y.ndim)) for y, axis in zip(outputs, axes, strict=True))
+
+
+@op("Scan", since=8)
+def scan_8(
+    xp,
+    sequence_lens: Host = None,
+    *initial_state_and_scan_inputs,
+    num_scan_inputs,
+    body: Body,
+    directions=None,
+):
+    """Each element of the batch is scanned for itself; outputs behind its length are zeros."""
+    n = len(initial_state_and_scan_inputs) - num_scan_inputs
+    batch, longest = initial_state_and_scan_inputs[-1].shape[:2]
+    lengths = (longest,) * batch if sequence_lens is None else ints(sequence_lens)
+    results = []
+    for i, length in enumerate(lengths):
+        element = [x[i] for x in initial_state_and_scan_inputs]
+        inputs = [x[:length] for x in element[n:]]
+        inputs = [_directed(x, d) for x, d in zip(inputs, directions or (0,) * num_scan_inputs, strict=True)]
+        state, outputs = _scan(xp, body, tuple(element[:n]), inputs)
+        short = longest - length
+        results.append((*state, *(xp.pad(y, [(0, short)] + [(0, 0)] * (y.ndim - 1)) for y in outputs)))
+    return _stacked(xp, results)
+
+
+def _directed(x: Any, direction: int) -> Any:
+    return x[::-1] if direction else x
+
+
+def _scan(xp, body: Callable[..., Arrays], state: State, inputs: Sequence[Any]) -> tuple[State, Arrays]:
+    """Final state and stacked outputs of a scan along axis 0 of all inputs."""
+    length = inputs[0].shape[0]
+    if length == 0:
+        first = [xp.zeros(x.shape[1:], dtype=xp.dtype_of(x)) for x in inputs]
+        return state, _no_rows(xp, body, (*state, *first), len(state))
+
+    def step(carry: State, x: Arrays) -> tuple[State, Arrays]:
+        return _advance(xp, carry, body(*carry, *x))
+
+    if xp.rolled_loops() and length > FEW:
+        try:
+            return xp.scan(step, tuple(state), tuple(inputs))
+        except Untraceable:
+            if length > MANY:
+                raise
+    return _stepped_scan(xp, body, state, ([x[i] for x in inputs] for i in range(length)))
+
+
+def _stepped_scan(xp, body: Callable[..., Arrays], state: State, elements: Iterable[Sequence[Any]]):
+    rows = []
+    for element in elements:
+        results = body(*state, *map(xp.asarray, element))
+        rows.append(results[len(state) :])
+        state = tuple(results[: len(state)])
+    return state, _stacked(xp, rows)

@@ -1,0 +1,77 @@
+"""Fourier transforms: the last axis holds real numbers (length 1) or real and imaginary parts (length 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ep.errors import InvalidInput
+from ep.ops.axes import at, axis_of, scalar
+from ep.ops.precision import in_wide, wide
+from ep.registry import Host, op
+
+
+@op("DFT", since=20)
+def dft(xp, x, dft_length: Host = None, axis: Host = None, *, inverse=0, onesided=0):
+    axis = axis_of(-2 if axis is None else scalar(axis), x.ndim)
+    length = None if dft_length is None else scalar(dft_length)
+    return xp.astype(_dft(xp, wide(xp, x), length, axis, bool(inverse), bool(onesided)), xp.dtype_of(x))
+
+
+@op("DFT", since=17)
+def dft_17(xp, x, dft_length: Host = None, *, axis=1, inverse=0, onesided=0):
+    return dft(xp, x, dft_length, np.asarray(axis), inverse=inverse, onesided=onesided)
+
+
+def _dft(xp: Any, x: Any, length: int | None, axis: int, inverse: bool, onesided: bool) -> Any:
+    if axis == x.ndim - 1:
+        raise InvalidInput(f"axis {axis} of the DFT is the one that holds real and imaginary parts.")
+    if inverse and onesided:
+        length = 2 * (x.shape[axis] - 1) if length is None else length
+        whole = _mirrored(xp, _fitted(xp, x, length // 2 + 1, axis), length, axis)
+        return _transformed(xp, whole, axis, True)[..., :1]
+    y = _transformed(xp, _fitted(xp, x, x.shape[axis] if length is None else length, axis), axis, inverse)
+    return y[at(axis, slice(0, y.shape[axis] // 2 + 1))] if onesided else y
+
+
+def _fitted(xp: Any, x: Any, length: int, axis: int) -> Any:
+    """x with this length along the axis: the end is cut off or filled with zeros."""
+    x = x[at(axis, slice(0, length))]
+    missing = length - x.shape[axis]
+    return xp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)]) if missing else x
+
+
+def _mirrored(xp: Any, x: Any, length: int, axis: int) -> Any:
+    """The whole spectrum of a real signal from its first half: the other half is conjugate."""
+    if x.shape[-1] == 1:
+        x = xp.concatenate([x, xp.zeros_like(x)], axis=-1)
+    half = xp.flip(x[at(axis, slice(1, length - length // 2))], axis=axis)
+    return xp.concatenate([x, half * xp.asarray(np.array([1, -1], xp.dtype_of(x)))], axis=axis)
+
+
+def _transformed(xp: Any, x: Any, axis: int, inverse: bool) -> Any:
+    signal = x[..., 0] if x.shape[-1] == 1 else x[..., 0] + x[..., 1] * 1j
+    if x.shape[axis] == 1:  # the transform of one number is that number; Metal's is wrong
+        return x if x.shape[-1] == 2 else xp.concatenate([x, xp.zeros_like(x)], axis=-1)
+    y = xp.fft.ifft(signal, axis=axis) if inverse else xp.fft.fft(signal, axis=axis)
+    return xp.stack([xp.real(y), xp.imag(y)], axis=-1)
+
+
+@op("STFT", since=17)
+def stft(xp, signal, frame_step: Host, window=None, frame_length: Host = None, *, onesided=1):
+    if frame_length is not None:
+        length = scalar(frame_length)
+    else:
+        length = signal.shape[1] if window is None else window.shape[0]
+    return _stft(xp, signal, window, length=length, step=scalar(frame_step), onesided=bool(onesided))
+
+
+@in_wide
+def _stft(xp: Any, signal: Any, window: Any, *, length: int, step: int, onesided: bool) -> Any:
+    channels = xp.swapaxes(signal, 1, 2)  # windows want [batch, channel, time]
+    frames = xp.windows(channels, (length,), (step,), (1,))  # [batch, channel, frame, length]
+    frames = xp.transpose(frames, (0, 2, 3, 1))
+    if window is not None:
+        frames = frames * xp.reshape(window, (1, 1, -1, 1))
+    return _dft(xp, frames, None, 2, False, onesided)

@@ -1,0 +1,229 @@
+"""Which rewrites every model goes through: one ordered tuple, graph to graph, before and after binding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ep.binding import Binder, BoundGraph, captures
+from ep.errors import EpError, InvalidModel, UnsupportedModel
+from ep.program import InlineBody, Runner, Step
+from ep.registry import OPS, normal_domain
+from ep.weights import WeightStore
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+FOLD_BYTES = 1 << 24  # a constant larger than this is kept as computation when its sources are smaller
+NEWEST_OPSET = {"": 28, "ai.onnx.ml": 6, "ai.onnx.preview.training": 1}
+
+
+def prepare(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
+    """The model as a folded `BoundGraph`; raises one error with all problems of the model."""
+    import ep.ops  # noqa: F401 - registers the lowerings
+
+    check_opsets(model, name)
+    try:
+        for rewrite in PASSES:
+            rewrite(model)
+    except (ValueError, KeyError) as error:
+        raise InvalidModel(
+            f"{name} cannot be simplified.", why=str(error.__cause__ or error), fix="export the model again."
+        ) from error
+    binder = Binder(model, store)
+    bound = binder.bind(model.graph)
+    refuse(binder, name)
+    fold(bound)
+    return remove_unused(bound)
+
+
+def check_opsets(model: ir.Model, name: str) -> None:
+    """Refuses operator sets from the future: their semantics are unknown."""
+    newer = [
+        f"opset {version} of domain '{domain or 'ai.onnx'}' (newest known: {NEWEST_OPSET[normal_domain(domain)]})"
+        for domain, version in model.graph.opset_imports.items()
+        if version > NEWEST_OPSET.get(normal_domain(domain), version)
+    ]
+    if newer:
+        raise UnsupportedModel(
+            f"{name} uses {', '.join(newer)}.",
+            why="operators may have changed there in ways that this version does not know.",
+            fix="upgrade ep-runtime, or convert the model with onnx.version_converter.",
+        )
+
+
+def refuse(binder: Binder, name: str) -> None:
+    """Raises what binding found: invalid nodes first, then operators without a lowering."""
+    if binder.problems:
+        raise InvalidModel.from_problems(
+            name, binder.problems, why="it breaks the ONNX specification.", fix="export the model again."
+        )
+    if binder.unsupported:
+        lines = [
+            f"{op}  {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {', '.join(map(repr, nodes[:3]))}"
+            + (", …" if len(nodes) > 3 else "")
+            for op, nodes in sorted(binder.unsupported.items())
+        ]
+        raise UnsupportedModel.from_problems(
+            name,
+            lines,
+            why="these operators have neither a lowering in ep.ops nor an ONNX function body to inline.",
+            fix='export the model without them, or add a lowering: @op("Name", domain="…") in ep/ops.',
+        )
+
+
+# Before binding: onnx_ir graphs.
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Model-local functions, and ONNX function bodies of operators that have no lowering."""
+    from onnx_ir.passes.common import InlinePass
+
+    for _ in range(8):  # a body may use operators that again have only a body
+        add_function_bodies(model)
+        if not model.functions:
+            return
+        InlinePass()(model)
+
+
+def add_function_bodies(model: ir.Model) -> None:
+    import onnx_ir as ir
+
+    for node in model.graph.all_nodes():
+        opset = model.graph.opset_imports.get(node.domain, 0)
+        if node.op_identifier() in model.functions or OPS.find(node.domain, node.op_type, opset):
+            continue
+        body = function_body(node, opset)
+        if body is not None:
+            function = ir.serde.deserialize_function(body)
+            # A body is valid for every opset until the schema has a newer one, so it joins the model's opset.
+            function.opset_imports.update(
+                {d: model.graph.opset_imports.setdefault(d, v) for d, v in function.opset_imports.items()}
+            )
+            model.functions[function.identifier()] = function
+
+
+def function_body(node: ir.Node, opset: int) -> Any:
+    """The `FunctionProto` that defines an operator, or `None`."""
+    import onnx
+
+    if not onnx.defs.has(node.op_type, opset, node.domain):
+        return None
+    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    versions = [v for v in schema.function_opset_versions if v <= opset]
+    return schema.get_function_with_opset_version(max(versions)) if versions else None
+
+
+def lift_initializers(model: ir.Model) -> None:
+    """Weights of branches and bodies become weights of the main graph: shared, and arguments when compiled."""
+    from onnx_ir.passes.common import LiftSubgraphInitializersToMainGraphPass
+
+    LiftSubgraphInitializersToMainGraphPass()(model)
+
+
+def drop_identities(model: ir.Model) -> None:
+    from onnx_ir.passes.common import IdentityEliminationPass
+
+    drop_dropout(model)
+    IdentityEliminationPass()(model)
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type.name == "GRAPH":
+                return_inputs_directly(attribute.as_graph())
+
+
+def return_inputs_directly(body: ir.Graph) -> None:
+    """A body that passes a value through, such as a loop's condition, returns the value itself."""
+    for index, value in enumerate(body.outputs):
+        node = value.producer()
+        if node is not None and node.op_type == "Identity" and not node.domain and node.inputs[0] is not None:
+            body.outputs[index] = node.inputs[0]
+
+
+def drop_dropout(model: ir.Model) -> None:
+    """Dropout at inference, its mask unused, passes its input through."""
+    for node in list(model.graph.all_nodes()):
+        if node.op_type != "Dropout" or node.domain or any(v.uses() for v in node.outputs[1:]):
+            continue
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        legacy = model.graph.opset_imports.get("", 1) < 7
+        outputs_used = any(v.is_graph_output() for v in node.outputs)
+        if not legacy and training is None and not outputs_used and node.inputs[0] is not None:
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
+            node.graph.remove(node, safe=True)
+
+
+PASSES: tuple[Callable[[ir.Model], None], ...] = (inline_functions, lift_initializers, drop_identities)
+
+
+# After binding: constants.
+
+
+def fold(graph: BoundGraph) -> None:
+    """Evaluates every node whose inputs are all constant, with the host namespace."""
+    graph.steps[:] = fold_steps(graph.steps, graph.constants)
+
+
+def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any]) -> list[Step]:
+    import ep.host_namespace as host
+
+    runner, kept = Runner(host, host), []
+    for step in steps:
+        if foldable(step, constants) and evaluate_constant(step, constants, runner):
+            continue
+        for name, body in step.bodies.items():
+            if isinstance(body, InlineBody):
+                step.bodies[name] = fold_body(body, constants)
+        kept.append(step)
+    return kept
+
+
+def foldable(step: Step, constants: dict[Any, Any]) -> bool:
+    reads = tuple(step.reads())
+    return not step.lowering.random and all(v in constants for v in reads)
+
+
+def evaluate_constant(step: Step, constants: dict[Any, Any], runner: Runner) -> bool:
+    """Whether the node's outputs became constants; a node that fails is left to fail at run time, if it runs."""
+    env = {v: constants[v] for v in step.reads()}
+    read = sum(getattr(a, "nbytes", 0) for a in env.values())
+    try:
+        with np.errstate(all="ignore"):
+            runner.evaluate([step], env)
+    except EpError:
+        return False
+    results = {v: env[v] for v in step.outputs if v is not None}
+    if not all(isinstance(r, np.ndarray | np.generic) for r in results.values()):
+        return False
+    written = sum(np.asarray(r).nbytes for r in results.values())
+    if written > max(FOLD_BYTES, read):
+        return False
+    constants.update({v: np.asarray(r) for v, r in results.items()})
+    return True
+
+
+def fold_body(body: InlineBody, outer: dict[Any, Any]) -> InlineBody:
+    known = {v: outer[v] for v in body.captures if v in outer} | body.constants
+    steps = fold_steps(body.steps, known)
+    read = {v for step in steps for v in step.reads()} | set(body.outputs)
+    own = {v: a for v, a in known.items() if v in read and v not in outer}
+    return InlineBody(
+        body.name, body.inputs, body.outputs, tuple(steps), captures(steps, (*body.inputs, *own), body.outputs), own
+    )  # fmt: skip
+
+
+def remove_unused(graph: BoundGraph) -> BoundGraph:
+    """Drops nodes and constants that no output needs."""
+    needed, kept = set(graph.outputs), []
+    for step in reversed(graph.steps):
+        if any(v in needed for v in step.outputs):
+            kept.append(step)
+            needed.update(step.reads())
+    graph.steps[:] = kept[::-1]
+    graph.constants = {v: a for v, a in graph.constants.items() if v in needed}
+    return graph
+
+
+__all__ = ["PASSES", "prepare"]

@@ -1,0 +1,167 @@
+"""Which provider runs each node, and why; which values exist before a graph runs, and which the host needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ep.program import Step
+from ep.registry import Host, ShapeOf
+
+HOST = "cpu"
+BIG = 4096  # constants with more elements than this are data, not bookkeeping
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one node runs: the provider's name and the reason, in words for the plan."""
+
+    provider: str
+    reason: str
+
+
+class Facts:
+    """What is known of a list of steps before anything runs.
+
+    `static` values depend on constants and shapes only, so they exist inside a trace. `roots[v]` are the
+    values whose shapes a static value reads. `needed` static values must be concrete on the host, because
+    contents of theirs decide shapes; `fetched` values are needed there too, but only exist at run time.
+    """
+
+    def __init__(self, steps: Sequence[Step], constants: Iterable[Any], hosted: set[int]) -> None:
+        self.hosted = hosted  # id() of steps, of bodies too, that no device takes
+        self.static: set[Any] = set(constants)
+        self.roots: dict[Any, frozenset[Any]] = {}
+        self.needed: set[Any] = set()
+        self.fetched: set[Any] = set()
+        self.host_steps: set[int] = set()  # id() of steps that run with NumPy inside a trace
+        for step in steps:
+            self._find_static(step)
+        for step in reversed(steps):
+            self._find_needed(step)
+
+    def _find_static(self, step: Step) -> None:
+        roots: set[Any] = set()
+        for index, value in enumerate(step.inputs):
+            if value is None:
+                continue
+            if value in self.static:
+                roots |= self.roots.get(value, frozenset())
+            elif step.lowering.role(index) is ShapeOf:
+                roots.add(value)
+            else:
+                return
+        if step.bodies or step.lowering.random:
+            return
+        for value in step.outputs:
+            if value is not None:
+                self.static.add(value)
+                self.roots[value] = frozenset(roots)
+
+    def _find_needed(self, step: Step) -> None:
+        is_static = all(v is None or v in self.static for v in step.outputs)
+        if is_static and (id(step) in self.hosted or any(v in self.needed for v in step.outputs)):
+            self.host_steps.add(id(step))
+            self.need(v for i, v in enumerate(step.inputs) if step.lowering.role(i) is not ShapeOf)
+        else:
+            self.need(v for i, v in enumerate(step.inputs) if step.lowering.role(i) is Host)
+        for body in step.bodies.values():
+            inner = body_facts(body, self)
+            self.host_steps |= inner.host_steps
+            self.need(v for v in inner.needed | inner.fetched if v in body.captures)
+
+    def need(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if value is not None:
+                (self.needed if value in self.static else self.fetched).add(value)
+
+    def host_inputs(self, step: Step) -> set[Any]:
+        """Non-static values whose contents this step needs, for itself or inside its bodies."""
+        wanted = {v for i, v in enumerate(step.inputs) if v is not None and step.lowering.role(i) is Host}
+        for body in step.bodies.values():
+            inner = body_facts(body, self)
+            wanted |= {v for v in inner.fetched if v in body.captures}
+        return wanted - self.static
+
+    def pure(self, step: Step) -> bool:
+        """Whether the bodies can be traced: nothing inside waits for a value that only running gives."""
+        return all(self._pure_body(body) for body in step.bodies.values())
+
+    def _pure_body(self, body: Any) -> bool:
+        inner = body_facts(body, self)
+        waits = inner.fetched - set(body.captures)
+        hosted = any(id(s) in self.hosted and id(s) not in inner.host_steps for s in body.steps)
+        return not waits and not hosted and all(inner.pure(s) for s in body.steps)
+
+
+def body_facts(body: Any, outer: Facts) -> Facts:
+    captured = [v for v in body.captures if v in outer.static]
+    facts = Facts(body.steps, [*body.constants, *captured], outer.hosted)
+    facts.roots.update({v: outer.roots[v] for v in captured if v in outer.roots})
+    return facts
+
+
+class Placer:
+    """Places steps on the first provider that takes each; the host is the last resort."""
+
+    def __init__(self, providers: Sequence[Any], dtypes: dict[Any, np.dtype | None]) -> None:
+        self.providers, self.dtypes = providers, dtypes
+
+    def support(self, steps: Iterable[Step]) -> dict[int, Placement]:
+        """`id(step)` → who takes it by operator and dtypes alone, for the steps and those of their bodies."""
+        placements = {}
+        for step in steps:
+            placements[id(step)] = self._one(step)
+            for body in step.bodies.values():
+                placements |= self.support(body.steps)
+        return placements
+
+    def refine(
+        self, placements: dict[int, Placement], steps: Sequence[Step], inputs: Iterable[Any], facts: Facts, constants: Any
+    ) -> None:
+        """Moves integer bookkeeping to the host where a host value waits for it (in place)."""
+        on_host = set(inputs)
+        wanted = self._upstream(steps, facts)
+        for step in steps:
+            if id(step) not in facts.hosted and any(v in wanted for v in step.outputs):
+                if self._cheap(step, on_host, facts, constants):
+                    placements[id(step)] = Placement(HOST, "its integers decide shapes or control flow")
+            if placements[id(step)].provider == HOST:
+                on_host.update(v for v in step.outputs if v is not None)
+
+    def _one(self, step: Step) -> Placement:
+        refusals = []
+        for provider in self.providers:
+            match = provider.supports_op(step, dtypes=(step.input_dtypes, step.output_dtypes))
+            if match.supported:
+                return Placement(provider.name, "; ".join(refusals) or "first choice")
+            refusals.append(match.reason)
+        return Placement(HOST, "; ".join(refusals))
+
+    def _upstream(self, steps: Sequence[Step], facts: Facts) -> set[Any]:
+        """Fetched values and, backwards, everything that they are computed from."""
+        wanted = set(facts.fetched)
+        for step in reversed(steps):
+            if id(step) in facts.hosted or any(v in wanted for v in step.outputs):
+                wanted.update(v for v in step.inputs if v is not None)
+        return wanted
+
+    def _cheap(self, step: Step, on_host: set[Any], facts: Facts, constants: Any) -> bool:
+        """Integer bookkeeping on values that the host has anyway."""
+        if step.bodies or step.lowering.random:
+            return False
+        for value in step.inputs:
+            if value is None:
+                continue
+            if value in constants and np.size(constants[value]) > BIG:
+                return False
+            if value not in facts.static and not (value in on_host and self._discrete(value)):
+                return False
+        return True
+
+    def _discrete(self, value: Any) -> bool:
+        dtype = self.dtypes.get(value)
+        return dtype is not None and dtype.kind in "biuO"

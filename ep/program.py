@@ -1,0 +1,173 @@
+"""How a list of nodes is evaluated: the only loop over nodes, for every namespace, eager or traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ep.errors import EpError, ExecutionError
+from ep.registry import Host, Lowering, Overrides, ShapeOf
+
+
+class Untraceable(Exception):
+    """A lowering needs a value that does not exist while tracing; the planner cuts the graph at `step`."""
+
+    step: Step | None = None
+
+
+class BodyLike(Protocol):
+    """A subgraph that becomes a callable once the values around it are known."""
+
+    captures: tuple[Any, ...]
+
+    def bind(self, env: Mapping[Any, Any], runner: Runner) -> Callable[..., tuple[Any, ...]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node, ready to run: the `Node` of the provider interface.
+
+    Values are hashable keys of the environment, attributes are Python values, dtypes are NumPy's
+    (`object` for strings, `None` where the model does not tell).
+    """
+
+    name: str
+    lowering: Lowering
+    opset: int
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    attributes: dict[str, Any]
+    bodies: dict[str, BodyLike]
+    input_dtypes: tuple[np.dtype | None, ...] = ()
+    output_dtypes: tuple[np.dtype | None, ...] = ()
+
+    @property
+    def op(self) -> str:
+        return f"{self.lowering.key.domain or 'ai.onnx'}::{self.lowering.key.op_type}"
+
+    def reads(self) -> Iterable[Any]:
+        """Every value the step needs: its inputs and what its bodies capture."""
+        yield from (v for v in self.inputs if v is not None)
+        for body in self.bodies.values():
+            yield from body.captures
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Where steps run: the device namespace, the host namespace, and which steps are bookkeeping of the host."""
+
+    xp: Any
+    host: Any
+    overrides: Overrides | None = None
+    on_host: frozenset[int] = frozenset()  # id() of steps that run with the host namespace
+
+    def evaluate(self, steps: Sequence[Step], env: dict[Any, Any]) -> None:
+        """Runs the steps in order, reading and writing `env` (value → array, list of arrays, or None)."""
+        for step in steps:
+            self._run(step, env)
+
+    def _run(self, step: Step, env: dict[Any, Any]) -> None:
+        at_host = id(step) in self.on_host
+        xp = self.host if at_host else self.xp
+        try:
+            results = self._call(step, xp, env)
+        except EpError:
+            raise
+        except Untraceable as signal:
+            signal.step = step  # the outermost step wins: that is the one which a plan can cut
+            raise
+        except Exception as cause:  # noqa: BLE001 - the one place where library errors gain their node
+            raise explain(step, cause, [env.get(v) for v in step.inputs]) from cause
+        if len(step.outputs) == 1 and not isinstance(results, tuple):
+            results = (results,)
+        for value, result in zip(step.outputs, results, strict=False):
+            if value is not None:
+                env[value] = result
+
+    def _call(self, step: Step, xp: Any, env: dict[Any, Any]) -> Any:
+        lowering = step.lowering
+        arguments = [
+            None if value is None else self._argument(env[value], lowering.role(i), xp)
+            for i, value in enumerate(step.inputs)
+        ]
+        keywords = step.attributes
+        if step.bodies:
+            keywords = keywords | {name: body.bind(env, self) for name, body in step.bodies.items()}
+        native = self.overrides.get(lowering.key) if self.overrides is not None and xp is self.xp else None
+        if native is not None:
+            result = native(xp, *arguments, **keywords)
+            if result is not NotImplemented:
+                return result
+        return lowering.fn(xp, *arguments, **keywords)
+
+    def _argument(self, value: Any, role: Any, xp: Any) -> Any:
+        if role is ShapeOf:
+            return value
+        if role is Host:
+            return to_host(value, self.xp)
+        if isinstance(value, list):
+            return [self._argument(item, role, xp) for item in value]
+        if xp is self.host:
+            return to_host(value, self.xp)
+        return xp.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def to_host(value: Any, xp: Any) -> Any:
+    """The value as NumPy holds it (object arrays for strings, lists for sequences)."""
+    if value is None or isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list):
+        return [to_host(item, xp) for item in value]
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    return xp.to_numpy(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InlineBody:
+    """A subgraph that is evaluated where its node is: inside the trace, or eagerly step by step."""
+
+    name: str
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    steps: tuple[Step, ...]
+    captures: tuple[Any, ...]
+    constants: dict[Any, np.ndarray]
+
+    def bind(self, env: Mapping[Any, Any], runner: Runner) -> Callable[..., tuple[Any, ...]]:
+        outer = {value: env[value] for value in self.captures}
+
+        def body(*arguments: Any) -> tuple[Any, ...]:
+            inner = outer | self.constants | dict(zip(self.inputs, arguments, strict=True))
+            runner.evaluate(self.steps, inner)
+            return tuple(inner[value] for value in self.outputs)
+
+        return body
+
+
+def explain(step: Step, cause: Exception, arguments: Sequence[Any]) -> ExecutionError:
+    """An `ExecutionError` that names node, operator, opset and the inputs' shapes and dtypes."""
+    inputs = ", ".join(describe(a) for a in arguments)
+    return ExecutionError(
+        f"node '{step.name}' ({step.op}, opset {step.opset}) failed on inputs ({inputs}).",
+        why=f"{type(cause).__name__}: {cause}",
+        fix="check the shapes and dtypes above against the operator's specification; "
+        "if they are valid, this is a defect of ep: please report the node.",
+    )
+
+
+def describe(value: Any) -> str:
+    """`float32[2,3]` for an array, and something as short for every other value."""
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return f"[{', '.join(describe(item) for item in value)}]"
+    if not hasattr(value, "shape"):
+        return type(value).__name__
+    dtype = str(value.dtype).removeprefix("mlx.core.")
+    return f"{dtype}[{','.join(map(str, value.shape))}]"

@@ -1,0 +1,176 @@
+"""Which lowering implements an operator: `@op`, `Host`, `OpKey` and `OpRegistry`.
+
+A lowering is a plain function whose signature is the ONNX schema::
+
+    @op("Gemm", since=7)
+    def gemm(xp, a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0): ...
+
+`xp` is the array namespace, inputs are positional (`None` when omitted), attributes are keyword-only with
+ONNX names and defaults. Annotations say what the planner must know; nothing else does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class Host:
+    """Annotates an input whose *contents* decide shapes or Python control flow: it arrives as a NumPy array."""
+
+
+class ShapeOf:
+    """Annotates an input of which only shape and dtype are read, never its contents."""
+
+
+class Outputs:
+    """Annotates a keyword that receives the number of outputs the node names (Split, Loop, …)."""
+
+
+class Body:
+    """Annotates a graph attribute: it arrives as a callable from arrays to a tuple of arrays."""
+
+
+REQUIRED: Any = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class OpKey:
+    """One version of one operator; the domain `ai.onnx` is spelled `""`."""
+
+    domain: str
+    op_type: str
+    since_version: int
+
+    def __str__(self) -> str:
+        return f"{self.domain or 'ai.onnx'}::{self.op_type}-{self.since_version}"
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A lowering with what its signature tells the planner.
+
+    `host_only` is the reason why the operator runs on the host (`""`: it runs anywhere), or a function from
+    the node's attributes to that reason. `random` operators are never folded. `out` gives output dtypes where the ONNX schema cannot: for each output the index
+    of the input whose dtype it shares, the name of a dtype attribute, or a dtype name.
+    """
+
+    key: OpKey
+    fn: Callable[..., Any]
+    host_only: str | Callable[[dict[str, Any]], str] = ""
+    random: bool = False
+    out: tuple[int | str, ...] = ()
+    inputs: tuple[str, ...] = field(init=False)
+    required_inputs: int = field(init=False)
+    variadic: bool = field(init=False)
+    attributes: dict[str, Any] = field(init=False)
+    outputs_keyword: str | None = field(init=False)
+    bodies: frozenset[str] = field(init=False)
+    _roles: tuple[Any, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        parameters = list(inspect.signature(self.fn, eval_str=True).parameters.values())[1:]
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
+        rest = [p for p in parameters if p.kind is p.VAR_POSITIONAL]
+        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        facts = {
+            "inputs": tuple(p.name for p in positional + rest),
+            "required_inputs": sum(p.default is REQUIRED for p in positional),
+            "variadic": bool(rest),
+            "attributes": {p.name: p.default for p in keywords if p.annotation is not Outputs},
+            "outputs_keyword": next((p.name for p in keywords if p.annotation is Outputs), None),
+            "bodies": frozenset(p.name for p in keywords if p.annotation is Body),
+            "_roles": tuple(p.annotation for p in positional + rest),
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
+
+    def host_reason(self, attributes: dict[str, Any]) -> str:
+        """Why a node with these attributes must run on the host, or `""`."""
+        return self.host_only(attributes) if callable(self.host_only) else self.host_only
+
+    def role(self, index: int) -> Any:
+        """`Host`, `ShapeOf` or something else for input `index`; a variadic tail shares one role."""
+        roles = self._roles
+        if index < len(roles):
+            return roles[index]
+        return roles[-1] if self.variadic else None
+
+
+class OpRegistry:
+    """Lowerings by domain, operator and version: the newest `since_version` not above the opset is found."""
+
+    def __init__(self) -> None:
+        self._versions: dict[tuple[str, str], dict[int, Lowering]] = {}
+
+    def op(
+        self,
+        op_type: str,
+        *,
+        since: int = 1,
+        domain: str = "",
+        host_only: str | Callable[[dict[str, Any]], str] = "",
+        random: bool = False,
+        out: tuple[int | str, ...] = (),
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator that registers a lowering and returns the function unchanged."""
+
+        def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+            self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out))
+            return fn
+
+        return register
+
+    def add(self, lowering: Lowering) -> None:
+        """Registers a lowering; a second one for the same key is refused with `ValueError`."""
+        key = lowering.key
+        versions = self._versions.setdefault((key.domain, key.op_type), {})
+        if key.since_version in versions:
+            raise ValueError(f"{key} is already registered by {versions[key.since_version].fn.__qualname__}")
+        versions[key.since_version] = lowering
+
+    def find(self, domain: str, op_type: str, opset: int) -> Lowering | None:
+        """The lowering with the newest `since_version` ≤ `opset`, or `None`."""
+        versions = self._versions.get((normal_domain(domain), op_type), {})
+        usable = [since for since in versions if since <= opset]
+        return versions[max(usable)] if usable else None
+
+    def __iter__(self) -> Iterator[Lowering]:
+        for versions in self._versions.values():
+            yield from versions.values()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._versions.values()))
+
+
+def normal_domain(domain: str) -> str:
+    """`ai.onnx` and `""` name the same domain; this returns `""` for both."""
+    return "" if domain == "ai.onnx" else domain
+
+
+OPS = OpRegistry()
+op = OPS.op
+
+
+class Overrides:
+    """A backend's native kernels, each for one lowering; an override declines with `NotImplemented`."""
+
+    def __init__(self) -> None:
+        self._functions: dict[OpKey, Callable[..., Any]] = {}
+
+    def op(self, op_type: str, *, since: int = 1, domain: str = "") -> Callable[..., Any]:
+        """Decorator like `@op`; `since` is that of the lowering which is overridden."""
+
+        def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+            self._functions[OpKey(normal_domain(domain), op_type, since)] = fn
+            return fn
+
+        return register
+
+    def get(self, key: OpKey) -> Callable[..., Any] | None:
+        return self._functions.get(key)
+
+    def items(self) -> Iterator[tuple[OpKey, Callable[..., Any]]]:
+        yield from self._functions.items()

@@ -1,0 +1,32 @@
+"""Where do random operators without a `seed` attribute get one, in a way that a compiled function keeps random?"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+_derived: ContextVar[Iterator[Any] | None] = ContextVar("seeds", default=None)
+
+
+def seed_of(attribute: float | None) -> Any:
+    """The seed of a random operator: that of its attribute, else a fresh one, an int or a 0-d uint32 array."""
+    if attribute is not None:
+        return int(np.float32(attribute).view(np.uint32))  # seeds are floats in ONNX, and 0.5 is not 0
+    derived = _derived.get()
+    return secrets.randbits(32) if derived is None else next(derived)
+
+
+@contextmanager
+def derived_from(seed: Any) -> Iterator[None]:
+    """Fresh seeds derive from `seed`: inside a trace, a 0-d uint32 array that is an argument of the function."""
+    token = _derived.set(seed + step for step in itertools.count())
+    try:
+        yield
+    finally:
+        _derived.reset(token)

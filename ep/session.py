@@ -1,0 +1,203 @@
+"""What a user holds: `load` a model, `run` it on feeds, ask where it runs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ep.compile import Context, Counters, Executable, Weights
+from ep.errors import InvalidInput, UnsupportedModel, did_you_mean
+from ep.feeds import FeedCheck, ValueInfo
+from ep.loader import load_model
+from ep.passes import prepare
+from ep.placement import HOST, Placer
+from ep.plan import Plan, describe_plan
+from ep.program import to_host
+
+
+class HostFallbackWarning(UserWarning):
+    """Some nodes of a model run on the host, because the chosen provider declined them."""
+
+
+def load(
+    source: Any,
+    device: str = "auto",
+    *,
+    strict: bool = False,
+    options: Mapping[str, Any] | None = None,
+    providers: Sequence[Any] | None = None,
+) -> InferenceSession:
+    """Loads an ONNX model and plans where its nodes run; nothing is compiled before the first run.
+
+    `source` is a path, the bytes of a model file, or an `onnx.ModelProto`. `device` is `"auto"` (MLX on
+    Apple silicon, else JAX's GPU, else JAX's CPU), `"mlx"`, `"jax"`, `"cpu"`, `"gpu"`, `"cuda:0"` or
+    `"host"` (NumPy). `strict=True` refuses a model of which a node would fall back to the host.
+    `options` are namespaced (`"jax.…"`, `"mlx.…"`), beside `"compile": "on" | "off"`. `providers` are
+    `ExecutionProvider` objects to use, in this order, instead of `device`.
+
+    Raises:
+        InvalidModel: the file is missing, damaged or breaks the specification.
+        UnsupportedModel: an operator has no implementation, or `strict` found a fallback.
+        BackendUnavailable: the device is not there, or its library is not installed.
+
+    >>> session = load("model.onnx")  # doctest: +SKIP
+    >>> outputs = session.run(None, {"x": x})  # doctest: +SKIP
+    """
+    return InferenceSession(source, device, strict=strict, options=options, providers=providers)
+
+
+class InferenceSession:
+    """A loaded model. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        source: Any,
+        device: str = "auto",
+        *,
+        strict: bool = False,
+        options: Mapping[str, Any] | None = None,
+        providers: Sequence[Any] | None = None,
+    ) -> None:
+        from ep.devices import split_options, resolve
+
+        own, configured = split_options(options or {})
+        self._providers = tuple(resolve(device, configured) if providers is None else providers)
+        model, store, self._name = load_model(source)
+        graph = prepare(model, store, self._name)
+        self._graph = graph
+        self._context = self._make_context(graph, eager=own.get("compile", "on") == "off")
+        # Overridable initializers are inputs with a default; all others must be fed.
+        self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
+        self.outputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.outputs)
+        self.overridable = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.defaults)
+        self._names = tuple(o.name for o in self.outputs)
+        self._feeds = FeedCheck(self._name, self.inputs, self.overridable, graph)
+        self._executable = Executable(graph.steps, graph.inputs, graph.outputs, graph.constants, self._context)
+        self._backend = self._providers[0].backend
+        self._report(strict)
+
+    def _make_context(self, graph: Any, eager: bool) -> Context:
+        import ep.host_namespace as host
+
+        backends = {p.name: p.backend for p in self._providers}
+        placer = Placer([p for p in self._providers if p.name != HOST], graph.dtypes)
+        return Context(placer, backends, host, {n: Weights(b) for n, b in backends.items()}, Counters(), eager)
+
+    def _report(self, strict: bool) -> None:
+        if self._providers[0].name == HOST:
+            return
+        fallbacks = self.plan.fallbacks
+        if not fallbacks:
+            return
+        lines = [f"'{n.node}' ({n.op}): {n.reason}" for n in fallbacks]
+        if strict:
+            raise UnsupportedModel(
+                f"{len(lines)} of {len(self.plan.nodes)} nodes of {self._name} would run on the host:\n  "
+                + "\n  ".join(lines),
+                why="strict=True refuses every fallback.",
+                fix="load it without strict=True, or choose another device.",
+            )
+        shown = "; ".join(lines[:3]) + ("; …" if len(lines) > 3 else "")
+        warnings.warn(
+            f"{len(lines)} of {len(self.plan.nodes)} nodes of {self._name} run on the host: {shown} "
+            "(session.plan lists all)",
+            HostFallbackWarning,
+            stacklevel=4,
+        )
+
+    @property
+    def name(self) -> str:
+        """The model's file name, or its graph's."""
+        return self._name
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Names of the providers, in order of preference."""
+        return tuple(p.name for p in self._providers)
+
+    @property
+    def plan(self) -> Plan:
+        """Per node the provider and the reason, per partition what enters and leaves."""
+        return describe_plan(self._name, self.providers, self._executable)
+
+    @property
+    def counters(self) -> Counters:
+        """Signatures found and compiled, and the seconds that compiling took."""
+        return self._context.counters
+
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+        """Runs the model and returns fresh, writable NumPy arrays (lists for sequences), in the order asked for.
+
+        Raises:
+            InvalidInput: a feed is missing, unknown, or of the wrong dtype, rank or shape; an output is unknown.
+            ExecutionError: a node failed; the message names it.
+        """
+        wanted = self._values(output_names)
+        with self._backend.scope():
+            env = self._executable.run(self._feeds.check(feeds, self._backend, private=False))
+            xp = self._backend.xp
+            return [fresh(env[value], xp) for value in wanted]
+
+    def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
+        """Runs the model and returns a mapping from output names to arrays that stay on the device.
+
+        The call does not wait for the device. Results of nodes on the host are NumPy arrays. Where the
+        library would narrow 64-bit arrays in the caller's code (JAX outside its x64 scope), they come as
+        `TensorView`, which keeps their width.
+        """
+        backend = self._backend
+        with backend.scope():
+            env = self._executable.run(self._feeds.check({**(feeds or {}), **named}, backend, private=True))
+            results = [env[value] for value in self._graph.outputs]
+            backend.start(results)
+        return Outputs(zip(self._names, map(self._providers[0].release, results), strict=True))
+
+    def _values(self, output_names: Sequence[str] | None) -> Sequence[Any]:
+        if not output_names:
+            return self._graph.outputs
+        unknown = [n for n in output_names if n not in self._names]
+        if unknown:
+            raise InvalidInput(
+                f"{self._name} has no output {', '.join(map(repr, unknown))}.",
+                why=f"its outputs are {', '.join(map(repr, self._names))}."
+                + did_you_mean(unknown[0], self._names),
+                fix="ask for these names, or pass None for all.",
+            )
+        return [self._graph.outputs[self._names.index(n)] for n in output_names]
+
+    def __repr__(self) -> str:
+        return f"<ep.InferenceSession {self._name} on {', '.join(self.providers)}>"
+
+
+class Outputs(Mapping[str, Any]):
+    """Outputs by name, in the model's order."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"Outputs({', '.join(self._items)})"
+
+
+def fresh(value: Any, xp: Any) -> Any:
+    """The value as arrays of the user's own: NumPy, writable, shared with nobody."""
+    if isinstance(value, list):
+        return [fresh(item, xp) for item in value]
+    if value is None or isinstance(value, dict):
+        return value
+    array = to_host(value, xp)
+    return array if array.flags.writeable and array.flags.owndata and array is not value else np.array(array)
+
+
