@@ -31,29 +31,62 @@ Importing `ep` imports no array library: names are looked up when they are first
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
-if TYPE_CHECKING:
-    # Run a model.
-    from ep.session import HostFallbackWarning, InferenceSession, Outputs, load  # isort: skip
-    from ep.feeds import ValueInfo  # isort: skip
-    from ep.plan import Plan  # isort: skip
-    from ep.errors import BackendUnavailable, EpError, ExecutionError, InvalidInput, InvalidModel  # isort: skip
-    from ep.errors import UnsupportedModel  # isort: skip
+_PUBLIC: dict[str, tuple[str, ...]] = {  # module -> names; `__init__.pyi` says the same to type checkers
+    # run a model
+    "ep.session": ("load", "InferenceSession", "Outputs", "HostFallbackWarning"),
+    "ep.plan": ("Plan",),
+    "ep.feeds": ("ValueInfo",),
+    "ep.errors": (
+        "EpError",
+        "UnsupportedModel",
+        "InvalidModel",
+        "InvalidInput",
+        "BackendUnavailable",
+        "ExecutionError",
+    ),
+    # write an operator
+    "ep.registry": ("op", "Host", "ShapeOf", "Body", "Lowering", "OpKey", "OpRegistry", "OPS", "Overrides"),
+    # write a provider
+    "ep.provider": (
+        "ExecutionProvider",
+        "EpConfig",
+        "EpId",
+        "Fence",
+        "OptimizerPass",
+        "OrtPluginExport",
+        "Partition",
+        "Transfer",
+    ),
+    "ep.array_provider": ("ArrayProvider",),
+    "ep.backend": ("Backend",),
+    "ep.kernel": ("Kernel", "KernelMatch", "Cost"),
+    "ep.discovery": ("EpRegistry",),
+    "ep.context": ("EpContext", "EpContextRegistry"),
+    # hold memory and tensors
+    "ep.device": ("DeviceType", "DeviceId"),
+    "ep.buffer": ("DeviceBuffer",),
+    "ep.tensor": ("TensorView", "TensorLayout", "Shape", "NodeId"),
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
-    # Write an operator.
-    from ep.registry import OPS, Body, Host, Lowering, OpKey, OpRegistry, Overrides, ShapeOf, op  # isort: skip
+__all__ = [*_HOME, "__version__"]
 
-    # Write a provider.
-    from ep.provider import EpConfig, EpId, ExecutionProvider, Fence, OptimizerPass, OrtPluginExport  # isort: skip
-    from ep.provider import Partition, Transfer  # isort: skip
-    from ep.array_provider import ArrayProvider  # isort: skip
-    from ep.backend import Backend  # isort: skip
-    from ep.discovery import EpRegistry  # isort: skip
-    from ep.kernel import Cost, Kernel, KernelMatch  # isort: skip
-    from ep.context import EpContext, EpContextRegistry  # isort: skip
 
-    # Hold memory and tensors.
-    from ep.device import DeviceId, DeviceType  # isort: skip
-    from ep.buffer import DeviceBuffer  # isort: skip
-    from ep.tensor import NodeId, Shape, TensorLayout, TensorView  # isort: skip
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("ep-runtime")
+    else:
+        raise AttributeError(f"module 'ep' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

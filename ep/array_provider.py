@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -220,7 +219,7 @@ class ArrayProvider(ExecutionProvider):
     def _cost(self, shapes: Sequence[Shape], dtypes: Dtypes) -> Cost:
         """Estimate a memory-bound operation that reads its inputs and writes as much again."""
         pairs = zip(shapes, dtypes, strict=False)
-        read = sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs if dtype and shape.is_static)
+        read = sum((shape.size or 0) * dtype.itemsize for shape, dtype in pairs if dtype is not None)
         moved, backend = 2 * read, self.backend
         return Cost(memory_us=moved / backend.bytes_per_us, launch_us=backend.launch_us, bytes_moved=moved)
 
@@ -314,7 +313,7 @@ class _Compiled:
     """A compiled function, with the shapes and dtypes of its first call, which `save_context` needs."""
 
     def __init__(self, backend: Backend, fn: Callable[..., Any]) -> None:
-        self.fn, self.specs = fn, None
+        self.fn = fn
         self._backend, self._run = backend, _scoped(backend, backend.compile(fn))
         self.specs: Specs | None = None
 

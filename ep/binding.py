@@ -23,6 +23,7 @@ class BoundGraph:
 
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    declared_outputs: tuple[Any, ...]  # the same, with their names and types, before aliases were resolved
     steps: list[Step]
     constants: dict[Any, np.ndarray]
     defaults: dict[Any, np.ndarray]  # initializers that are also inputs: a feed may override them
@@ -33,11 +34,13 @@ class BoundGraph:
 class Binder:
     """Binds one model; `problems` collects everything that is wrong with it, for one error."""
 
-    def __init__(self, model: ir.Model, store: WeightStore) -> None:
+    def __init__(self, model: ir.Model, store: WeightStore, *, drop_aliases: bool = True) -> None:
+        self.drop_aliases = drop_aliases
         self.opsets = dict(model.graph.opset_imports)
         self.ir_version = model.ir_version
         self.store = store
         self.dtypes: dict[Any, np.dtype | None] = {}
+        self.aliases: dict[Any, Any] = {}  # output of an alias → the value that it stands for
         self.problems: list[str] = []
         self.unsupported: dict[str, list[str]] = {}
 
@@ -51,7 +54,7 @@ class Binder:
         defaults = {v: constants.pop(v) for v in overridable}
         inputs = tuple(v for v in graph.inputs if v not in constants)
         return BoundGraph(
-            inputs, tuple(graph.outputs), steps, constants, defaults, self.dtypes, self.opsets
+            inputs, self._resolved(graph.outputs), tuple(graph.outputs), steps, constants, defaults, self.dtypes, self.opsets
         )  # fmt: skip
 
     def _enter(self, graph: ir.Graph, constants: dict[Any, np.ndarray]) -> set[Any]:
@@ -93,7 +96,11 @@ class Binder:
             attributes[lowering.outputs_keyword] = len(node.outputs)
         outputs = tuple(v if v.name else None for v in node.outputs)
         dtypes = self._infer(lowering, node, attributes, opset)
-        return Step(name, lowering, opset, tuple(node.inputs), outputs, attributes, bodies, *dtypes)
+        inputs = self._resolved(node.inputs)
+        if lowering.alias and inputs and self.drop_aliases:
+            self.aliases[node.outputs[0]] = inputs[0]
+            return None
+        return Step(name, lowering, opset, inputs, outputs, attributes, bodies, *dtypes)
 
     def _infer(
         self, lowering: Lowering, node: ir.Node, attributes: dict[str, Any], opset: int
@@ -130,10 +137,14 @@ class Binder:
         inner = outer | self._enter(graph, constants)
         steps = self._steps(graph, inner)
         self._check_outputs(graph, inner)
+        outputs = self._resolved(graph.outputs)
         return InlineBody(
-            graph.name or "body", tuple(graph.inputs), tuple(graph.outputs), tuple(steps),
-            captures(steps, (*graph.inputs, *constants), graph.outputs), constants,
+            graph.name or "body", tuple(graph.inputs), outputs, tuple(steps),
+            captures(steps, (*graph.inputs, *constants), outputs), constants,
         )  # fmt: skip
+
+    def _resolved(self, values: Any) -> tuple[Any, ...]:
+        return tuple(self.aliases.get(v, v) for v in values)
 
     def _check_outputs(self, graph: ir.Graph, known: set[Any]) -> None:
         self.problems += [

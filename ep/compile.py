@@ -199,8 +199,10 @@ class CompiledGroup:
         self._weights: list[Any] | None = None
 
     def run(self, env: dict[Any, Any]) -> None:
-        group, enter = self.group, self.backend.enter
-        arguments = [enter(env[v]) for v in group.inputs]
+        group = self.group
+        arguments = [env[v] for v in group.inputs]
+        if not self.backend.takes_numpy or self.context.eager:
+            arguments = list(map(self.backend.enter, arguments))
         host = [to_host(env[v], self.backend.xp) for v in group.host_inputs]
         if self._weights is None:
             self._weights = self.context.weights[group.provider].get(group.weights, self.all_constants)

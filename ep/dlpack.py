@@ -136,8 +136,7 @@ def read(array: Any) -> Imported:
             f"DLPack device number {int(number)} is not readable here.",
             fix="pass a host array, or use the provider's to_view.",
         )
-    on_gpu = kind == DeviceType.CUDA
-    capsule = array.__dlpack__(stream=_CUDA_LEGACY_STREAM) if on_gpu else _host_capsule(array)
+    capsule = _capsule(array, _CUDA_LEGACY_STREAM if kind == DeviceType.CUDA else None)
     tensor = _tensor(capsule)
     dtype = _DTYPES.get((tensor.code, tensor.bits))
     if dtype is None or tensor.lanes != 1:
@@ -148,12 +147,12 @@ def read(array: Any) -> Imported:
     return Imported(address, DeviceId(kind, index), dtype, shape, strides, capsule)
 
 
-def _host_capsule(array: Any) -> object:
+def _capsule(array: Any, stream: int | None) -> object:
     """Ask for DLPack 1.0, which read-only arrays need; exporters older than it do not know the argument."""
     try:
-        return array.__dlpack__(max_version=(1, 0))
+        return array.__dlpack__(stream=stream, max_version=(1, 0))
     except TypeError:
-        return array.__dlpack__()
+        return array.__dlpack__(stream=stream)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

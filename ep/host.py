@@ -54,6 +54,7 @@ def _backend() -> Backend:
         borrow=lambda array: (array, None),
         to_numpy=np.asarray,
         compile=lambda function: function,
+        takes_numpy=True,
         is_array=lambda value: isinstance(value, np.ndarray),
         start=lambda arrays: None,  # NumPy computes at once
         block=lambda arrays: None,

@@ -128,6 +128,10 @@ def argmin(x: Any, axis: int, keepdims: bool = False) -> np.ndarray:
     return np.asarray(np.argmin(x, axis=axis, keepdims=keepdims))
 
 
+def det(x: Any) -> np.ndarray:
+    return np.asarray(np.linalg.det(x))
+
+
 # Order
 
 

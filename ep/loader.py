@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+MAP_TYPES = "ep.map_types"  # key in `model.graph.meta`: value name → type, which `onnx_ir` cannot hold
 Source = Any  # str | os.PathLike | bytes | onnx.ModelProto
 
 
@@ -25,9 +26,11 @@ def load_model(source: Source) -> tuple[ir.Model, WeightStore, str]:
 
     _check_envelope(proto, name)
     _densify(proto.graph)
+    maps = _take_map_types(proto.graph)
     try:
         model = ir.serde.deserialize_model(proto)
         model.graph.sort()
+        model.graph.meta[MAP_TYPES] = maps
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise InvalidModel(
             f"{name} is not a valid ONNX graph.", why=_root_cause(error), fix="export the model again."
@@ -98,6 +101,36 @@ def _densify(graph: onnx.GraphProto) -> None:
                 attribute.t.CopyFrom(dense)
             for subgraph in [attribute.g, *attribute.graphs]:
                 _densify(subgraph)
+
+
+def _take_map_types(graph: onnx.GraphProto) -> dict[str, str]:
+    """Removes map types from the values that have them and returns them as onnxruntime writes them."""
+    taken = {}
+    for value in [*graph.input, *graph.output, *graph.value_info]:
+        text = type_string(value.type)
+        if "map(" in text:
+            taken[value.name] = text
+            value.ClearField("type")
+    return taken
+
+
+def type_string(proto: onnx.TypeProto) -> str:
+    """`tensor(float)`, `seq(map(string,tensor(float)))`, …"""
+    kind = proto.WhichOneof("value")
+    if kind == "map_type":
+        return f"map({_element(proto.map_type.key_type)},{type_string(proto.map_type.value_type)})"
+    if kind in ("sequence_type", "optional_type"):
+        name = "seq" if kind == "sequence_type" else "optional"
+        return f"{name}({type_string(getattr(proto, kind).elem_type)})"
+    if kind == "tensor_type":
+        return f"tensor({_element(proto.tensor_type.elem_type)})"
+    return kind or "unknown"
+
+
+def _element(code: int) -> str:
+    import onnx
+
+    return onnx.helper.tensor_dtype_to_string(code).removeprefix("TensorProto.").lower()
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:

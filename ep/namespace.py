@@ -26,10 +26,12 @@ EXTRAS: dict[str, str] = {
     "erf": "erf(x)",
     "sigmoid": "sigmoid(x), exact in x's dtype",
     "rsqrt": "rsqrt(x)",
+    "fmod": "fmod(a, b) of floats: the sign is that of a",
     "softmax": "softmax(x, axis): statistics in float32 at least, result in x's dtype",
     "logsumexp": "logsumexp(x, axis, keepdims)",
     "sum": "sum(x, axis, dtype=None, keepdims=False): keeps x's dtype (ONNX), never widens; likewise prod, cumsum",
     "matmul": "matmul(a, b, dtype=None) for all numeric dtypes, integers exactly; dtype: that of the result, as in int8 → int32",
+    "det": "det(x): determinants of the matrices in the last two axes",
     "argmax": "argmax(x, axis, keepdims=False) → int64, first index wins; likewise argmin",
     # order
     "argsort": "argsort(x, axis, descending=False) → int64, stable",

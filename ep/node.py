@@ -30,9 +30,14 @@ def lowering_of(node: Step | ir.Node) -> Lowering | None:
     """Return the lowering of a node in the opset of its graph, or None where there is none."""
     if isinstance(node, Step):
         return node.lowering
+    return find(node.domain, node.op_type, _opset(node))
+
+
+def find(domain: str, op_type: str, opset: int) -> Lowering | None:
+    """Return the lowering of an operator, or None where there is none."""
     import ep.ops  # noqa: F401 - registers the lowerings
 
-    return OPS.find(node.domain, node.op_type, _opset(node))
+    return OPS.find(domain, op_type, opset)
 
 
 def _opset(node: ir.Node) -> int:
@@ -61,11 +66,14 @@ def alone(node: Step | ir.Node, opset: int) -> Step:
 
     Raises:
         InvalidModel: the node breaks the operator's schema.
-        UnsupportedModel: its subgraphs read values around the node, which it cannot have alone.
+        UnsupportedModel: the operator has no lowering in this opset, or the node's subgraphs read values
+            around it, which it cannot have alone.
     """
     step = node if isinstance(node, Step) else _bound(node, opset)
     key = step.lowering.key
-    lowering = OPS.find(key.domain, key.op_type, opset) or step.lowering
+    lowering = find(key.domain, key.op_type, opset)
+    if lowering is None:
+        raise UnsupportedModel(f"{step.op} has no lowering for opset {opset}.", fix="use a newer opset.")
     outer = [value for body in step.bodies.values() for value in body.captures]
     if outer:
         raise UnsupportedModel(
@@ -82,6 +90,7 @@ def _bound(node: ir.Node, opset: int) -> Step:
     """Bind the node in a graph of its own, whose inputs are the node's."""
     import onnx_ir as ir
 
+    import ep.ops  # noqa: F401 - registers the lowerings
     from ep.binding import Binder
     from ep.weights import WeightStore
 
@@ -92,8 +101,11 @@ def _bound(node: ir.Node, opset: int) -> Step:
     opsets = {} if node.graph is None else dict(node.graph.opset_imports)
     given = [value for value in inputs if value is not None]
     graph = ir.Graph(given, outputs, nodes=[copy], opset_imports=opsets | {node.domain: opset})
-    binder = Binder(ir.Model(graph, ir_version=10), WeightStore(None))
+    binder = Binder(ir.Model(graph, ir_version=10), WeightStore(None), drop_aliases=False)
     steps = binder.bind(graph).steps
-    if binder.problems or not steps:
-        raise InvalidModel.from_problems(f"node {node.name!r}", binder.problems or ["it has no lowering"])
+    if binder.problems:
+        raise InvalidModel.from_problems(f"node {node.name!r}", binder.problems)
+    if not steps:
+        what = f"{op_name(node)} has no lowering for opset {opset}."
+        raise UnsupportedModel(what, fix="use a newer opset.")
     return steps[0]

@@ -123,25 +123,6 @@ def lift_initializers(model: ir.Model) -> None:
     LiftSubgraphInitializersToMainGraphPass()(model)
 
 
-def drop_identities(model: ir.Model) -> None:
-    from onnx_ir.passes.common import IdentityEliminationPass
-
-    drop_dropout(model)
-    IdentityEliminationPass()(model)
-    for node in model.graph.all_nodes():
-        for attribute in node.attributes.values():
-            if attribute.type.name == "GRAPH":
-                return_inputs_directly(attribute.as_graph())
-
-
-def return_inputs_directly(body: ir.Graph) -> None:
-    """A body that passes a value through, such as a loop's condition, returns the value itself."""
-    for index, value in enumerate(body.outputs):
-        node = value.producer()
-        if node is not None and node.op_type == "Identity" and not node.domain and node.inputs[0] is not None:
-            body.outputs[index] = node.inputs[0]
-
-
 def drop_dropout(model: ir.Model) -> None:
     """Dropout at inference, its mask unused, passes its input through."""
     for node in list(model.graph.all_nodes()):
@@ -155,7 +136,7 @@ def drop_dropout(model: ir.Model) -> None:
             node.graph.remove(node, safe=True)
 
 
-PASSES: tuple[Callable[[ir.Model], None], ...] = (inline_functions, lift_initializers, drop_identities)
+PASSES: tuple[Callable[[ir.Model], None], ...] = (inline_functions, lift_initializers, drop_dropout)
 
 
 # After binding: constants.

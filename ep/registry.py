@@ -54,7 +54,8 @@ class Lowering:
 
     `host_only` is the reason why the operator runs on the host (`""`: it runs anywhere), or a function from
     the node's attributes to that reason. `random` operators are never folded. `out` gives output dtypes where the ONNX schema cannot: for each output the index
-    of the input whose dtype it shares, the name of a dtype attribute, or a dtype name.
+    of the input whose dtype it shares, the name of a dtype attribute, or a dtype name. An `alias` returns
+    its first input, whatever it is, so that no step is needed.
     """
 
     key: OpKey
@@ -62,6 +63,7 @@ class Lowering:
     host_only: str | Callable[[dict[str, Any]], str] = ""
     random: bool = False
     out: tuple[int | str, ...] = ()
+    alias: bool = False
     inputs: tuple[str, ...] = field(init=False)
     required_inputs: int = field(init=False)
     variadic: bool = field(init=False)
@@ -114,11 +116,12 @@ class OpRegistry:
         host_only: str | Callable[[dict[str, Any]], str] = "",
         random: bool = False,
         out: tuple[int | str, ...] = (),
+        alias: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that registers a lowering and returns the function unchanged."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-            self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out))
+            self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, alias))
             return fn
 
         return register

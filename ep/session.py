@@ -71,7 +71,7 @@ class InferenceSession:
         self._context = self._make_context(graph, eager=own.get("compile", "on") == "off")
         # Overridable initializers are inputs with a default; all others must be fed.
         self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
-        self.outputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.outputs)
+        self.outputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.declared_outputs)
         self.overridable = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.defaults)
         self._names = tuple(o.name for o in self.outputs)
         self._feeds = FeedCheck(self._name, self.inputs, self.overridable, graph)

@@ -40,7 +40,13 @@ class Shape(tuple[Dim, ...]):
     @property
     def is_static(self) -> bool:
         """Whether every dimension is a size."""
-        return all(isinstance(dim, int) for dim in self)
+        return self.size is not None
+
+    @property
+    def size(self) -> int | None:
+        """The number of elements, or None while a dimension is not a size."""
+        sizes = [dim for dim in self if isinstance(dim, int)]
+        return math.prod(sizes) if len(sizes) == len(self) else None
 
     def bind(self, sizes: Mapping[str, int]) -> Shape:
         """Replace the names that have a value."""

@@ -84,6 +84,7 @@ def _backend(device: Any) -> Backend:
         serialize=functools.partial(executable.serialize, device),
         deserialize=functools.partial(executable.deserialize, device),
         narrows=_WIDE,
+        takes_numpy=True,
         traces_loops=True,
         launch_us=27.0 if on_cpu else 10.0,
         bytes_per_us=10_000.0 if on_cpu else 1_000_000.0,

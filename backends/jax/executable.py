@@ -19,7 +19,7 @@ def serialize(device: Any, fn: Function, specs: Specs) -> bytes:
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs]
     # Unused arguments stay, or the stored executable would take fewer than the function.
     compiled = jax.jit(fn, keep_unused=True).lower(*arguments).compile()
-    return device.client.serialize_executable(compiled.runtime_executable())
+    return bytes(device.client.serialize_executable(compiled.runtime_executable()))
 
 
 def deserialize(device: Any, data: bytes) -> Callable[..., tuple[Any, ...]]:

@@ -40,7 +40,7 @@ class JaxMemory:
         stats = self._device.memory_stats()
         if stats is None or "bytes_limit" not in stats:
             return available_on_host() if self._device.platform == "cpu" else None
-        return stats["bytes_limit"] - stats["bytes_in_use"]
+        return int(stats["bytes_limit"] - stats["bytes_in_use"])
 
 
 def borrow(device: Any, array: np.ndarray) -> tuple[jax.Array, str | None]:
@@ -93,7 +93,8 @@ class _JaxStorage:
         align = max(self._align, CPU_ALIGNMENT)
         own = aligned(np.empty(slack(data.nbytes, align), np.uint8), data.nbytes, align)
         own[:] = data
-        return jax.device_put(own, self._device, may_alias=True).block_until_ready()
+        array: jax.Array = jax.device_put(own, self._device, may_alias=True)
+        return array.block_until_ready()
 
 
 @functools.partial(jax.jit, donate_argnums=0)

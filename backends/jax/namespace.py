@@ -46,6 +46,10 @@ def dtype_of(x: Any) -> np.dtype:
 
 
 def bitcast(x: Any, dtype: Any) -> jax.Array:
+    if x.dtype == np.bool_:  # the one dtype that XLA has no bits for
+        x = x.astype(np.uint8)
+    if dtype == np.bool_:
+        return lax.bitcast_convert_type(x, np.uint8) != 0
     return lax.bitcast_convert_type(x, dtype)
 
 
@@ -114,8 +118,7 @@ def matmul(a: Any, b: Any, dtype: Any = None) -> jax.Array:
 
 
 def einsum(subscripts: str, *operands: Any) -> jax.Array:
-    wide = _wide_dtype(operands[0])
-    return jnp.einsum(subscripts, *operands, preferred_element_type=wide).astype(operands[0].dtype)
+    return jnp.einsum(subscripts, *operands)  # XLA accumulates halves in float32 by itself
 
 
 def _wide_dtype(x: Any) -> Any:
@@ -128,6 +131,9 @@ def argmax(x: Any, axis: int, keepdims: bool = False) -> jax.Array:
 
 def argmin(x: Any, axis: int, keepdims: bool = False) -> jax.Array:
     return jnp.argmin(x, axis=axis, keepdims=keepdims).astype(np.int64)
+
+
+det = jnp.linalg.det
 
 
 # Order

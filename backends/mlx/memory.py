@@ -26,7 +26,7 @@ class MlxMemory:
         rows = math.ceil(capacity / _ROW)
         array = mx.zeros((capacity,) if capacity <= _MAX_DIM else (rows, _ROW), mx.uint8)
         mx.eval(array)
-        return ArrayStorage(aligned(np.asarray(memoryview(array)).reshape(-1), size, align))
+        return ArrayStorage(aligned(_window(array).reshape(-1), size, align))
 
     def available(self) -> int | None:
         """Return what is left of the memory that Metal recommends; MLX on the CPU takes the host's."""
@@ -90,7 +90,11 @@ def view(array: mx.array) -> np.ndarray:
     """Return a read-only NumPy view of an MLX array; it waits for the array and keeps it alive."""
     mx.eval(array)
     is_bf16 = array.dtype == mx.bfloat16
-    result: Any = np.asarray(memoryview(array.view(mx.uint16) if is_bf16 else array))
-    result = result.view(ml_dtypes.bfloat16) if is_bf16 else result
+    result = _window(array.view(mx.uint16)).view(ml_dtypes.bfloat16) if is_bf16 else _window(array)
     result.flags.writeable = False
     return result
+
+
+def _window(array: Any) -> np.ndarray:
+    """Return the array's own memory; MLX exports it as a buffer, though its type stubs do not say so."""
+    return np.asarray(memoryview(array))

@@ -19,8 +19,6 @@ from ep.backends.mlx.products import einsum, matmul  # noqa: F401
 from ep.backends.mlx.windows import conv, conv_transpose, pool, windows  # noqa: F401
 from ep.program import Untraceable
 
-HALVES = frozenset({mx.float16, mx.bfloat16})
-
 
 # Conversion
 
@@ -129,6 +127,27 @@ def sign(x: Any) -> mx.array:
     return mx.where(mx.isnan(x), x, mx.sign(x))  # mx.sign(nan) is 0
 
 
+def floor_divide(a: Any, b: Any) -> mx.array:
+    return mx.where(b == -1, -a, mx.floor_divide(a, _no_minus_one(b)))
+
+
+def remainder(a: Any, b: Any) -> mx.array:
+    """The sign is that of b, also that of a zero."""
+    if mx.issubdtype(a.dtype, mx.floating):
+        r = mx.remainder(a, b)
+        return mx.where(r == 0, mx.where(b < 0, -0.0, 0.0).astype(r.dtype), r)
+    return mx.where(b == -1, 0, mx.remainder(a, _no_minus_one(b)))
+
+
+def _no_minus_one(b: Any) -> mx.array:
+    return mx.where(b == -1, 1, b)  # the smallest integer by -1 stops the process on x86
+
+
+def fmod(a: Any, b: Any) -> mx.array:
+    r = mx.remainder(mx.abs(a), mx.abs(b))
+    return mx.where(a < 0, -r, r)
+
+
 def left_shift(a: Any, b: Any) -> mx.array:
     return _shifted(mx.left_shift, a, b)
 
@@ -139,6 +158,8 @@ def right_shift(a: Any, b: Any) -> mx.array:
 
 def _shifted(shift: Any, a: Any, b: Any) -> mx.array:
     bits = 8 * a.dtype.size
+    if isinstance(b, int) and b < bits:
+        return shift(a, mx.array(b, a.dtype))
     over = b >= bits  # a shift by the width or more is undefined in MLX
     return mx.where(over, mx.zeros_like(a), shift(a, mx.where(over, mx.zeros_like(b), b)))
 
@@ -221,6 +242,13 @@ def sort(x: Any, axis: int = -1) -> mx.array:
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[mx.array, mx.array]:
     indices = take(argsort(x, axis, descending=largest), np.arange(k), axis)
     return take_along_axis(x, indices, axis), indices
+
+
+# Linear algebra
+
+
+def det(x: Any) -> mx.array:
+    return mx.linalg.det(x, stream=mx.cpu)  # MLX factorises on the CPU only
 
 
 # Control flow

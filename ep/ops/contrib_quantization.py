@@ -57,17 +57,24 @@ def ms_dequantize_linear(xp, x, x_scale, x_zero_point=None, *, axis=1):
 def qlinear_add(xp, A, A_scale, A_zero_point, B, B_scale, B_zero_point, C_scale, C_zero_point=None):
     a = minus(xp, A, A_zero_point) * _ratio(xp, A_scale, C_scale)
     b = minus(xp, B, B_zero_point) * _ratio(xp, B_scale, C_scale)
-    return _shifted(xp, a + b, C_zero_point, A)
+    return _rounded(xp, a + b, C_zero_point, A)
 
 
 @op("QLinearMul", domain=MICROSOFT)
 def qlinear_mul(xp, A, A_scale, A_zero_point, B, B_scale, B_zero_point, C_scale, C_zero_point=None):
     product = minus(xp, A, A_zero_point) * minus(xp, B, B_zero_point)
-    return _shifted(xp, product * (_ratio(xp, A_scale, C_scale) * xp.reshape(B_scale, ())), C_zero_point, A)
+    return _rounded(xp, product * (_ratio(xp, A_scale, C_scale) * xp.reshape(B_scale, ())), C_zero_point, A)
 
 
 def _ratio(xp: Any, scale: Any, other: Any) -> Any:
     return xp.divide(xp.reshape(scale, ()), xp.reshape(other, ()))
+
+
+def _rounded(xp: Any, y: Any, zero_point: Any, like: Any) -> Any:
+    """These two add the zero point before they round, which decides ties differently."""
+    if zero_point is not None:
+        y = y + xp.astype(xp.reshape(zero_point, ()), np.float32)
+    return to_integer(xp, y, xp.dtype_of(like))
 
 
 def _shifted(xp: Any, y: Any, zero_point: Any, like: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -142,13 +143,14 @@ def pad_1(xp, data, *, paddings, mode="constant", value=0.0):
     return pad_2(xp, data, pads=paddings, mode=mode, value=value)
 
 
-def padded(xp, x, widths: list[tuple[int, int]], mode: str = "constant", value: Any = None):
+def padded(xp, x, widths: Sequence[tuple[int, int]], mode: str = "constant", value: Any = None):
     """Negative widths cut; they do so first, so that what is reflected or repeated is what remains."""
-    crops = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True)]
-    if any(crop != slice(0, n) for n, crop in zip(x.shape, crops, strict=True)):
-        _check_crops(x.shape, widths)
-        x = x[tuple(crops)]
-    widths = [(max(a, 0), max(b, 0)) for a, b in widths]
+    if not widths:
+        return x
+    pairs = zip(x.shape, widths, strict=True)
+    spans, widths = zip(*(_kept(axis, n, a, b) for axis, (n, (a, b)) in enumerate(pairs)), strict=True)
+    if any(span != slice(0, n) for n, span in zip(x.shape, spans, strict=True)):
+        x = x[spans]
     if not any(a or b for a, b in widths):
         return x
     if mode == "constant":
@@ -157,13 +159,19 @@ def padded(xp, x, widths: list[tuple[int, int]], mode: str = "constant", value: 
     return _gathered(xp, x, widths, mode) if wide else xp.pad(x, widths, mode=mode)
 
 
-def _check_crops(shape: tuple[int, ...], widths: list[tuple[int, int]]) -> None:
-    for axis, (n, (a, b)) in enumerate(zip(shape, widths, strict=True)):
-        if n + min(a, 0) + min(b, 0) < 0:
-            raise InvalidInput(f"pads ({a}, {b}) remove more than the {n} elements of axis {axis}.")
+def _kept(axis: int, n: int, before: int, after: int) -> tuple[slice, tuple[int, int]]:
+    """What cutting leaves of an axis, and the pads. Cutting more than there is goes on in the other pad."""
+    start, stop = max(-before, 0), n - max(-after, 0)
+    before, after = max(before, 0), max(after, 0)
+    missing = max(start - stop, 0)
+    if missing > before + after:
+        raise InvalidInput(f"pads remove {missing} more than the {n} elements of axis {axis}.")
+    if missing:
+        return slice(0, 0), (max(before - missing, 0), max(after - missing, 0))
+    return slice(start, stop), (before, after)
 
 
-def _gathered(xp, x, widths: list[tuple[int, int]], mode: str):
+def _gathered(xp, x, widths: Sequence[tuple[int, int]], mode: str):
     """Pads of any width, by the index of the element that each place shows."""
     for axis, (before, after) in enumerate(widths):
         if before or after:

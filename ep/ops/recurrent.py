@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput
-from ep.ops.precision import wide
+from ep.ops.precision import is_float, wide
 from ep.registry import op
 
 Activation = Callable[[Any], Any]
@@ -86,7 +86,7 @@ def run_layer(
     """Y, then the last value of every state. `cell` gives the projected inputs and the step of one direction."""
     dtype = xp.dtype_of(x)
     x, *initial = (wide(xp, v) for v in (x, *initial))
-    weights = [wide(xp, v) for v in weights]
+    weights = [v if v is None or not is_float(xp.dtype_of(v)) else wide(xp, v) for v in weights]
     if layer.layout:
         x = xp.swapaxes(x, 0, 1)
         initial = [v if v is None else xp.swapaxes(v, 0, 1) for v in initial]
@@ -190,13 +190,21 @@ def gru_cell(
 def lstm_cell(
     xp: Any, functions: Sequence[Activation], x: Any, w: Any, r: Any, b: Any, p: Any, *, input_forget: int
 ) -> tuple[Any, Step]:
-    f, g, h = functions
     across = xp.transpose(r)
+    step = lstm_step(functions, lambda h: xp.matmul(h, across), p, input_forget)
+    return _project(xp, x, w, None if b is None else sum(_biases(b))), step
+
+
+def lstm_step(
+    functions: Sequence[Activation], recurrent: Activation, p: Any, input_forget: int
+) -> Step:
+    """One step of an LSTM; `recurrent` is the product of the hidden state and its weights."""
+    f, g, h = functions
     pi, po, pf = (0, 0, 0) if p is None else _gates(p, 3)
 
     def step(states: Any, xw: Any) -> tuple[Any, ...]:
         cell = states[1]
-        gates = xw + xp.matmul(states[0], across)
+        gates = xw + recurrent(states[0])
         if p is None:
             i, o, forget = _gates(f(gates[:, : 3 * cell.shape[1]]), 3)
         else:
@@ -207,7 +215,7 @@ def lstm_cell(
         o = o if p is None else f(o + po * cell)
         return o * h(cell), cell
 
-    return _project(xp, x, w, None if b is None else sum(_biases(b))), step
+    return step
 
 
 @op("RNN")

@@ -26,7 +26,7 @@ def size(xp, data: ShapeOf):
     return np.asarray(math.prod(data.shape), np.int64)
 
 
-@op("Identity", since=1)
+@op("Identity", since=1, alias=True)
 def identity(xp, x):
     return x
 

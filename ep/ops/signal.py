@@ -51,9 +51,12 @@ def _mirrored(xp: Any, x: Any, length: int, axis: int) -> Any:
 
 
 def _transformed(xp: Any, x: Any, axis: int, inverse: bool) -> Any:
-    signal = x[..., 0] if x.shape[-1] == 1 else x[..., 0] + x[..., 1] * 1j
     if x.shape[axis] == 1:  # the transform of one number is that number; Metal's is wrong
         return x if x.shape[-1] == 2 else xp.concatenate([x, xp.zeros_like(x)], axis=-1)
+    kind = np.dtype(np.complex128 if xp.dtype_of(x) == np.float64 else np.complex64)
+    signal = xp.astype(x[..., 0], kind)
+    if x.shape[-1] == 2:
+        signal = signal + xp.astype(x[..., 1], kind) * 1j
     y = xp.fft.ifft(signal, axis=axis) if inverse else xp.fft.fft(signal, axis=axis)
     return xp.stack([xp.real(y), xp.imag(y)], axis=-1)
 

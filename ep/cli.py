@@ -1,0 +1,192 @@
+"""The command line: `ep run | inspect | doctor | demo`.
+
+Exit codes: 0 all went well; 1 the model, or its run, failed; 2 the arguments are wrong; 3 a provider or a
+package that the command needs is not available.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ep.errors import BackendUnavailable, EpError, InvalidInput
+
+OK, FAILED, USAGE, UNAVAILABLE = 0, 1, 2, 3
+CODES = ((BackendUnavailable, UNAVAILABLE), (InvalidInput, USAGE), (EpError, FAILED))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; errors are printed as what, why and fix."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except EpError as error:
+        show_error(error, options.json)
+        return next(code for kind, code in CODES if isinstance(error, kind))
+    except (BrokenPipeError, KeyboardInterrupt):
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their arguments."""
+    top = argparse.ArgumentParser(prog="ep", description="Run and look into ONNX models.")
+    top.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    run = _command(commands, "run", run_model, "run a model on arrays from files, or on random ones")
+    run.add_argument("model", help="path of an ONNX file")
+    run.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=SOURCE",
+        help="an .npy file, an .npz file or 'random' (the default of every input)",
+    )
+    run.add_argument(
+        "--dim",
+        action="append",
+        default=[],
+        type=_dim,
+        metavar="NAME=N",
+        help="size of a symbolic dimension in random inputs (default 1)",
+    )
+    run.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
+    run.add_argument("--device", default="auto", help="auto, mlx, jax, cpu, gpu, cuda:0 or host")
+    run.add_argument("--strict", action="store_true", help="refuse any node that would run on the host")
+    run.add_argument("--repeat", type=_count, default=0, metavar="N", help="run N times more, and time them")
+    run.add_argument("--plan", action="store_true", help="show where each node runs, and why")
+    run.add_argument("--save", metavar="FILE.npz", help="write the outputs to a file")
+    look = _command(commands, "inspect", inspect_model, "what is in a model, and which provider takes what")
+    look.add_argument("model", help="path of an ONNX file")
+    _command(commands, "doctor", doctor, "which providers work on this machine, and why others do not")
+    show = _command(
+        commands, "demo", demo, "tell the types of files with a published model, on every provider"
+    )
+    show.add_argument("files", nargs="*", help="files to look at (default: those of this project)")
+    return top
+
+
+def _command(commands: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
+    made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    made.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+    made.set_defaults(command=function)
+    return made
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        import ep
+
+        print(f"ep-runtime {ep.__version__}")
+        parser.exit()
+
+
+def _dim(text: str) -> tuple[str, int]:
+    name, separator, size = text.rpartition("=")
+    if not separator or not name or not size.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=N")
+    return name, int(size)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs")
+    return int(text)
+
+
+# Commands.
+
+
+def run_model(options: argparse.Namespace) -> int:
+    from ep.session import HostFallbackWarning
+    from ep.trial import try_model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HostFallbackWarning)  # the counts are part of what is printed
+        trial = try_model(
+            options.model,
+            options.device,
+            strict=options.strict,
+            given=options.input,
+            dims=dict(options.dim),
+            seed=options.seed,
+            repeat=options.repeat,
+        )
+    if options.save:
+        trial.save(options.save)
+    if options.json:
+        return print_json(trial.to_dict(with_plan=options.plan))
+    print_rich(trial)
+    if options.plan:
+        print_rich(trial.plan)
+    return OK
+
+
+def inspect_model(options: argparse.Namespace) -> int:
+    from ep.summary import summarize
+
+    summary = summarize(options.model)
+    if options.json:
+        print_json(summary.to_dict())
+    else:
+        print_rich(summary)
+    return FAILED if summary.problems else OK
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from ep.doctor import examine
+
+    report = examine()
+    if options.json:
+        print_json(report.to_dict())
+    else:
+        print_rich(report)
+    return OK if report.works else UNAVAILABLE
+
+
+def demo(options: argparse.Namespace) -> int:
+    from ep.demo import run_demo
+
+    report = run_demo(options.files)
+    if options.json:
+        print_json(report.to_dict())
+    else:
+        print_rich(report)
+    return OK
+
+
+# Printing.
+
+
+def print_json(data: Any) -> int:
+    print(json.dumps(data, indent=2, default=str))
+    return OK
+
+
+def print_rich(thing: Any) -> None:
+    """Prints tables and text; without a terminal, lines are as wide as they need to be."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(thing)
+
+
+def show_error(error: EpError, as_json: bool) -> None:
+    kind = type(error).__name__
+    if as_json:
+        print_json({"error": {"kind": kind, "what": error.what, "why": error.why, "fix": error.fix}})
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text.assemble((f"{kind}: ", "bold red"), error.what)
+    for label, part in (("Why", error.why), ("Fix", error.fix)):
+        if part:
+            text.append(f"\n{label}: ", "bold").append(part, "not bold")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""How the trees of an ensemble lie in memory, and which leaf each row of the input reaches in each tree.
+
+A node compares a feature with its threshold; each of the four outcomes (less, equal, greater, NaN) has a child.
+So every mode of ONNX, missing values and set membership are data in one table, and all trees of all rows go down
+one level per step. A leaf is its own child.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ep.errors import InvalidInput, InvalidModel
+
+LESS, EQUAL, GREATER, NAN = range(4)
+COMPARE = {  # predicates that are false for NaN, by the outcomes for which they are true
+    (LESS,): lambda v, t: v < t,
+    (EQUAL,): lambda v, t: v == t,
+    (GREATER,): lambda v, t: v > t,
+    (LESS, EQUAL): lambda v, t: v <= t,
+    (EQUAL, GREATER): lambda v, t: v >= t,
+    (LESS, GREATER): lambda v, t: (v < t) | (v > t),
+    (LESS, EQUAL, GREATER): lambda v, t: v == v,
+}
+MODES = {
+    "BRANCH_LEQ": (LESS, EQUAL),
+    "BRANCH_LT": (LESS,),
+    "BRANCH_GTE": (EQUAL, GREATER),
+    "BRANCH_GT": (GREATER,),
+    "BRANCH_EQ": (EQUAL,),
+    "BRANCH_NEQ": (LESS, GREATER),
+}
+COMBINE = {"SUM": np.add, "AVERAGE": np.add, "MIN": np.minimum, "MAX": np.maximum}
+NO_VOTE = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """All trees as parallel arrays over their nodes; `child` is [nodes, 4], one per outcome."""
+
+    feature: np.ndarray
+    threshold: np.ndarray
+    child: np.ndarray
+    leaf: np.ndarray
+    roots: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Votes:
+    """The weights that leaves give to targets, as parallel arrays."""
+
+    node: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Tables for `aggregate`. Leaves are numbered first, so that the number of a leaf indexes `weights`."""
+
+    table: np.ndarray  # [nodes, 3 + branches]: feature, bits of the threshold, child for NaN, other children
+    branches: tuple[tuple[int, ...], ...]  # the outcomes that lead to each of the other children
+    dtype: np.dtype  # in which features and thresholds are compared
+    roots: np.ndarray  # [targets, trees that vote for it], or [1, trees] when a tree votes for several targets
+    depth: int
+    weights: np.ndarray  # [leaves, 1], or [leaves, targets] when a tree votes for several targets
+    trees: int
+    function: str  # how the votes of all trees become one score: SUM, AVERAGE, MIN or MAX
+
+
+def grow(feature: Any, mode: Any, threshold: np.ndarray, true: Any, false: Any, nan_true: Any) -> Trees:
+    """Trees without roots from one mode, threshold and pair of children per node; mode LEAF ends a tree."""
+    true, false, mode = np.asarray(true, np.int64), np.asarray(false, np.int64), np.asarray(mode)
+    leaf = mode == "LEAF"
+    child = np.repeat(false[:, None], 4, axis=1)
+    for name, outcomes in MODES.items():
+        rows = np.flatnonzero(mode == name)
+        child[np.ix_(rows, outcomes)] = true[rows, None]
+    child[:, NAN] = np.where(np.asarray(nan_true, bool), true, false)
+    child[leaf] = np.flatnonzero(leaf)[:, None]
+    unknown = set(mode.tolist()) - {*MODES, "LEAF"}
+    if unknown:
+        raise InvalidModel(f"tree nodes have the unknown mode {sorted(unknown)[0]!r}.", fix=f"use {list(MODES)}.")
+    return Trees(np.asarray(feature, np.int64), threshold, child, leaf, np.zeros(0, np.int64))
+
+
+def plant(trees: Trees, votes: Votes, targets: int, function: str) -> Forest:
+    """The tables of a forest: leaves renumbered to the front, children that never differ merged."""
+    if function not in COMBINE:
+        raise InvalidModel(f"aggregate_function '{function}' does not exist.", fix=f"use one of {list(COMBINE)}.")
+    order = np.argsort(~trees.leaf, kind="stable")
+    place = np.argsort(order)
+    at_leaf = trees.leaf[votes.node]
+    votes = Votes(place[votes.node[at_leaf]], votes.target[at_leaf], votes.weight[at_leaf])
+    child, leaves = place[trees.child[order]], int(trees.leaf.sum())
+    tree, leaf, depth = _reach(child, place[trees.roots], leaves)
+    roots = _by_target(place[trees.roots], tree, leaf, votes, targets)
+    weights = np.full((leaves, 1 if len(roots) == targets else targets), NO_VOTE[function], votes.weight.dtype)
+    COMBINE[function].at(weights, (votes.node, votes.target if weights.shape[1] > 1 else 0), votes.weight)
+    bits = np.ascontiguousarray(trees.threshold[order]).view(f"u{trees.threshold.itemsize}")
+    branches = _branches(child)
+    columns = [trees.feature[order], bits, child[:, NAN], *(child[:, b[0]] for b in branches)]
+    table = np.stack([column.astype(bits.dtype) for column in columns], axis=1)
+    return Forest(
+        table, branches, trees.threshold.dtype, roots, depth, weights, len(trees.roots), function
+    )  # fmt: skip
+
+
+def _branches(child: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """The outcomes other than NaN, grouped by equal children; those that go where NaN goes are left out."""
+    groups: list[list[int]] = [[NAN]]
+    for outcome in (LESS, EQUAL, GREATER):
+        for group in groups:
+            if np.array_equal(child[:, group[0]], child[:, outcome]):
+                group.append(outcome)
+                break
+        else:
+            groups.append([outcome])
+    return tuple(map(tuple, groups[1:]))
+
+
+def _reach(child: np.ndarray, roots: np.ndarray, leaves: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """Pairs of a tree and a leaf that it can reach, and the largest number of steps down to a leaf."""
+    nodes = len(child)
+    pairs, reached, depth = np.arange(len(roots)) * nodes + roots, [], 0
+    while True:
+        tree, node = np.divmod(pairs, nodes)
+        reached.append(pairs[node < leaves])
+        inner = node >= leaves
+        if not inner.any():
+            break
+        pairs = np.unique(tree[inner, None] * nodes + child[node[inner]])
+        depth += 1
+        if depth > nodes:
+            raise InvalidModel("a tree of the ensemble has a cycle: a node is below itself.")
+    tree, leaf = np.divmod(np.concatenate(reached), nodes)
+    return tree, leaf, depth
+
+
+def _by_target(
+    roots: np.ndarray, tree: np.ndarray, leaf: np.ndarray, votes: Votes, targets: int
+) -> np.ndarray:
+    """Roots as [targets, trees] if every tree votes for one target and all targets have as many trees."""
+    lowest, highest = np.full(len(leaf), targets), np.full(len(leaf), -1)
+    of_leaf = np.full((2, int(leaf.max(initial=-1)) + 1), [[targets], [-1]])
+    np.minimum.at(of_leaf[0], votes.node, votes.target)
+    np.maximum.at(of_leaf[1], votes.node, votes.target)
+    lowest, highest = np.full(len(roots), targets), np.full(len(roots), -1)
+    np.minimum.at(lowest, tree, of_leaf[0, leaf])
+    np.maximum.at(highest, tree, of_leaf[1, leaf])
+    counts = np.bincount(lowest[highest >= 0], minlength=targets)
+    if not np.array_equal(lowest, highest) or len(set(counts.tolist())) > 1:
+        return roots[None]
+    return roots[np.argsort(lowest, kind="stable")].reshape(targets, -1)
+
+
+def aggregate(xp: Any, forest: Forest, x: Any, base: np.ndarray | None = None) -> Any:
+    """Scores [rows, targets]: the votes of the reached leaves, combined over all trees, plus base values."""
+    votes = xp.take(xp.asarray(forest.weights), _leaves(xp, forest, x), axis=0)
+    if forest.function in ("SUM", "AVERAGE"):
+        scores = xp.sum(votes, axis=2)
+    else:
+        scores = (xp.min if forest.function == "MIN" else xp.max)(votes, axis=2)
+        scores = xp.where(xp.isinf(scores), 0, scores)
+    scores = xp.reshape(scores, (x.shape[0], -1))
+    if forest.function == "AVERAGE":
+        scores = scores / forest.trees
+    return scores if base is None else scores + xp.asarray(base.astype(forest.weights.dtype))
+
+
+def _leaves(xp: Any, forest: Forest, x: Any) -> Any:
+    """The leaf [rows, groups, trees] that each row reaches."""
+    rows, features = x.shape
+    needed = int(forest.table[:, 0].max(initial=0)) + 1
+    if features < needed:
+        raise InvalidInput(f"the trees read {needed} features, but the input has {features}.")
+    flat = xp.reshape(xp.astype(x, forest.dtype), (-1,))
+    table = xp.asarray(forest.table)
+    first = xp.asarray((np.arange(rows, dtype=np.uint32) * features).reshape(-1, 1, 1))
+
+    def down(carry: tuple[Any], _: Any) -> tuple[tuple[Any], tuple[()]]:
+        row = xp.take(table, carry[0], axis=0)
+        value = xp.take(flat, first + xp.astype(row[..., 0], np.uint32), axis=0)
+        threshold, node = xp.bitcast(row[..., 1], forest.dtype), row[..., 2]
+        for column, outcomes in enumerate(forest.branches, 3):
+            node = xp.where(COMPARE[outcomes](value, threshold), row[..., column], node)
+        return (xp.astype(node, np.uint32),), ()
+
+    start = np.broadcast_to(forest.roots.astype(np.uint32), (rows, *forest.roots.shape))
+    return xp.scan(down, (xp.asarray(start),), (), length=forest.depth)[0][0]
