@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from ep import node
+from ep import node, stored
 from ep.backend import Backend, Specs
 from ep.buffer import DeviceBuffer, Storage, check_alignment, check_size
 from ep.context import EpContext
@@ -273,7 +273,7 @@ class ArrayProvider(ExecutionProvider):
                 fix="compile a partition and call the function once before saving.",
             )
         with backend.scope():
-            data = backend.serialize(last.fn, last.specs)
+            data = stored.pack(last.specs, backend.serialize(last.fn, last.specs))
         return EpContext(self.name, backend.version, data, device_fingerprint=backend.fingerprint)
 
     def load_context(self, ctx: EpContext) -> Callable[..., tuple[Any, ...]]:
@@ -287,8 +287,7 @@ class ArrayProvider(ExecutionProvider):
             if theirs != ours:
                 raise UnsupportedContext(self.name, f"other {what} compiled it: {theirs!r}; here: {ours!r}.")
         with backend.scope():
-            function = backend.deserialize(ctx.data)
-        return _scoped(backend, function)
+            return _scoped(backend, stored.load(backend, ctx.data))
 
     def release(self, value: Any) -> Any:
         """Return a result in the form that user code may compute with.
@@ -344,4 +343,3 @@ def _copyable(src: DeviceBuffer, dst: DeviceBuffer, size: int) -> tuple[Storage,
     if dst.is_borrowed:
         raise ReadOnlyBuffer("the target of the copy is borrowed.")
     return src.storage("read"), dst.storage("write")
-

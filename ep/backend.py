@@ -43,7 +43,7 @@ class Backend:
     deserialize: Callable[[bytes], Function] | None = None
     is_host: bool = False  # NumPy: runs what only the host can, strings among it
     narrows: frozenset[np.dtype[Any]] = frozenset()  # dtypes that lose width outside `scope`
-    takes_numpy: bool = False  # compiled functions take NumPy arrays, faster than `asarray` makes arrays of them
+    takes_numpy: bool = False  # compiled functions take NumPy arrays, and faster than `asarray` does
     traces_loops: bool = False  # xp.scan and xp.while_loop work inside a trace
     launch_us: float = 1.0  # starting one operation
     bytes_per_us: float = 10_000.0  # memory bandwidth

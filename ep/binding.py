@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ep.bodies import InlineBody
 from ep.dtypes import output_dtypes, value_dtype
-from ep.program import InlineBody, Step
+from ep.program import Step
 from ep.registry import OPS, REQUIRED, Lowering
 from ep.weights import WeightStore
 
@@ -84,11 +85,15 @@ class Binder:
             if value is not None and value not in known:
                 self.problems.append(f"node '{name}' reads '{value.name}', which nothing produces before it")
         if opset is None:
-            self.problems.append(f"node '{name}' uses domain '{node.domain}', which the model does not import")
+            self.problems.append(
+                f"node '{name}' uses domain '{node.domain}', which the model does not import"
+            )
             return None
         lowering = OPS.find(node.domain, node.op_type, opset)
         if lowering is None:
-            self.unsupported.setdefault(f"{node.domain or 'ai.onnx'}::{node.op_type}-{opset}", []).append(name)
+            self.unsupported.setdefault(f"{node.domain or 'ai.onnx'}::{node.op_type}-{opset}", []).append(
+                name
+            )
             return None
         attributes, bodies = self._attributes(node, known)
         self._check(name, lowering, node, attributes, bodies)
@@ -140,7 +145,7 @@ class Binder:
         outputs = self._resolved(graph.outputs)
         return InlineBody(
             graph.name or "body", tuple(graph.inputs), outputs, tuple(steps),
-            captures(steps, (*graph.inputs, *constants), outputs), constants,
+            captures(steps, (*graph.inputs, *constants), outputs), constants, tuple(map(declared, graph.outputs)),
         )  # fmt: skip
 
     def _resolved(self, values: Any) -> tuple[Any, ...]:
@@ -172,6 +177,14 @@ class Binder:
         ]
         if missing:
             self.problems.append(f"{where} lacks the required input {', '.join(map(repr, missing))}")
+
+
+def declared(value: Any) -> Any:
+    """Dtype and shape that the model declares of a value, unknown dimensions `None`; or `None`."""
+    dtype = value_dtype(value)
+    if dtype is None or value.shape is None:
+        return None
+    return dtype, tuple(d if isinstance(d, int) else None for d in value.shape)
 
 
 def captures(steps: Any, own: Any, outputs: Any) -> tuple[Any, ...]:

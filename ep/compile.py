@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from ep.bodies import Declared, InlineBody
 from ep.errors import EpError, ExecutionError
 from ep.partition import CONTROL, Group, partition
 from ep.placement import HOST, Facts, Placement, Placer
-from ep.program import InlineBody, Runner, Step, Untraceable, describe, to_host
+from ep.program import Runner, Step, Untraceable, describe, to_host
 
 MAX_SIGNATURES = 128  # compiled callables kept per group; the least recently used one goes
 
@@ -150,7 +151,9 @@ class ControlGroup:
         self.constants = {v: constants[v] for v in (*group.constants, *group.weights)}
         self.backend = context.backends[group.provider]
         self.steps = [self._with_executables(step, constants) for step in group.steps]
-        hosted = frozenset(id(new) for old, new in zip(group.steps, self.steps, strict=True) if id(old) in group.on_host)
+        hosted = frozenset(
+            id(new) for old, new in zip(group.steps, self.steps, strict=True) if id(old) in group.on_host
+        )
         self.runner = context.runner(group.provider, hosted)
         self.bodies = tuple(body for step in self.steps for body in step.bodies.values())
 
@@ -170,19 +173,32 @@ class CompiledBody:
 
     def __init__(self, body: InlineBody, constants: Mapping[Any, np.ndarray], context: Context) -> None:
         self.inputs, self.outputs, self.captures = body.inputs, body.outputs, body.captures
+        self.declared = body.declared
         self.outer = tuple(v for v in body.captures if v not in constants)
         own = body.constants | {v: constants[v] for v in body.captures if v in constants}
         self.executable = Executable(body.steps, (*body.inputs, *self.outer), body.outputs, own, context)
 
-    def bind(self, env: Mapping[Any, Any], runner: Runner) -> Callable[..., tuple[Any, ...]]:
-        captured = {v: env[v] for v in self.outer}
+    def bind(self, env: Mapping[Any, Any], runner: Runner) -> BoundExecutable:
+        return BoundExecutable(self, {v: env[v] for v in self.outer})
 
-        def body(*arguments: Any) -> tuple[Any, ...]:
-            inner = captured | dict(zip(self.inputs, arguments, strict=True))
-            result = self.executable.run(inner)
-            return tuple(result[v] for v in self.outputs)
 
-        return body
+@dataclass(frozen=True, eq=False)
+class BoundExecutable:
+    """A compiled body with the values around it; like `BoundBody`, but every call runs compiled groups."""
+
+    body: CompiledBody
+    outer: dict[Any, Any]
+
+    @property
+    def declared(self) -> tuple[Declared, ...]:
+        return self.body.declared
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        result = self.body.executable.run(self.outer | dict(zip(self.body.inputs, arguments, strict=True)))
+        return tuple(result[v] for v in self.body.outputs)
+
+    def trips(self, limit: int | None, state: Sequence[Any]) -> None:
+        """Not known in advance: this loop is stepped because its values exist only as it runs."""
 
 
 class CompiledGroup:
@@ -251,7 +267,9 @@ class CompiledGroup:
         env.update(zip((*group.inputs, *group.weights), values, strict=True))
         self.runner.evaluate(group.steps, env)
         asarray = self.backend.xp.asarray
-        return tuple(asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in map(env.get, group.outputs))
+        return tuple(
+            asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in map(env.get, group.outputs)
+        )
 
 
 def signature(value: Any) -> Any:
@@ -268,5 +286,3 @@ def contents(value: Any) -> Any:
     if value is None:
         return None
     return value.shape, value.dtype, tuple(value.flat) if value.dtype.kind == "O" else value.tobytes()
-
-

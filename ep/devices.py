@@ -74,7 +74,13 @@ def _candidates(kind: str, device: str) -> list[tuple[str, str | None]]:
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
     gpu = [("mlx", "gpu"), ("jax", "gpu")]
     table: dict[str, list[tuple[str, str | None]]] = {
-        "auto": [*([("mlx", None)] if apple else []), ("jax", "gpu"), ("jax", None), ("mlx", None), ("cpu", None)],
+        "auto": [
+            *([("mlx", None)] if apple else []),
+            ("jax", "gpu"),
+            ("jax", None),
+            ("mlx", None),
+            ("cpu", None),
+        ],
         "mlx": [("mlx", None)],
         "jax": [("jax", None)],
         "cpu": [("jax", "cpu"), ("cpu", None)],

@@ -63,7 +63,9 @@ def output_dtypes(
     return tuple(_by_schema(o.type_str, bound, constraints, attributes) for o in formal[:count])
 
 
-def _by_rule(rule: int | str, attributes: dict[str, Any], inputs: Sequence[np.dtype | None]) -> np.dtype | None:
+def _by_rule(
+    rule: int | str, attributes: dict[str, Any], inputs: Sequence[np.dtype | None]
+) -> np.dtype | None:
     if isinstance(rule, int):
         return inputs[rule] if rule < len(inputs) else None
     if rule in attributes:

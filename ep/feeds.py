@@ -93,7 +93,9 @@ class FeedCheck:
             )
         return env
 
-    def _extra(self, feeds: Any, env: Any, backend: Any, private: bool, dims: Any, problems: list[str]) -> None:
+    def _extra(
+        self, feeds: Any, env: Any, backend: Any, private: bool, dims: Any, problems: list[str]
+    ) -> None:
         known = {name for name, *_ in self.specs}
         for name in feeds:
             if name in self.optional:
@@ -108,7 +110,9 @@ class FeedCheck:
     ) -> Any:
         if info.kind == "sequence":
             if not isinstance(value, list | tuple):
-                problems.append(f"'{info.name}' is a sequence: feed a list of arrays, not {type(value).__name__}")
+                problems.append(
+                    f"'{info.name}' is a sequence: feed a list of arrays, not {type(value).__name__}"
+                )
                 return None
             return [self._array(v, info, backend, private, None, problems) for v in value]
         if value is None and info.kind == "optional":

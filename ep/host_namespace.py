@@ -202,6 +202,10 @@ def while_loop(cond: Any, body: Any, carry: Any) -> Any:
     return carry
 
 
+def cond(c: Any, then: Any, otherwise: Any) -> Any:
+    return (then if c else otherwise)()
+
+
 def rolled_loops() -> bool:
     return False
 
@@ -209,9 +213,13 @@ def rolled_loops() -> bool:
 # Random numbers
 
 
-def random_uniform(shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> np.ndarray:
+def random_uniform(
+    shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32
+) -> np.ndarray:
     return np.random.default_rng(int(seed)).uniform(low, high, shape).astype(dtype)
 
 
-def random_normal(shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32) -> np.ndarray:
+def random_normal(
+    shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32
+) -> np.ndarray:
     return np.random.default_rng(int(seed)).normal(mean, scale, shape).astype(dtype)

@@ -68,7 +68,9 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidModel(
-            f"the model file '{path}' cannot be read.", why=str(error.strerror or error), fix="check the path."
+            f"the model file '{path}' cannot be read.",
+            why=str(error.strerror or error),
+            fix="check the path.",
         ) from error
 
 

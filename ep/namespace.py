@@ -53,6 +53,8 @@ EXTRAS: dict[str, str] = {
     "y are tuples of arrays (xs may be ())",
     "while_loop": "while_loop(cond, body, carry), as jax.lax.while_loop; Untraceable where the library cannot trace it",
     "rolled_loops": "rolled_loops(): whether a trace is under way whose library compiles scan and while_loop as loops",
+    "cond": "cond(c, then, otherwise): the tuple that one of two functions of no arguments gives; a trace that cannot "
+    "hold both raises Untraceable",
     # random
     "random_uniform": "random_uniform(shape, seed, low, high, dtype); seed is an int or a 0-d array",
     "random_normal": "random_normal(shape, seed, mean, scale, dtype)",

@@ -53,7 +53,8 @@ def partition(
     outputs = tuple(outputs)
     static_outputs = [v for v in outputs if v in facts.static and v not in constants]
     groups = [
-        Group(kind, placements[id(members[0])].provider, members) for (_, kind, _), members in sorted(grouped.items())
+        Group(kind, placements[id(members[0])].provider, members)
+        for (_, kind, _), members in sorted(grouped.items())
     ]
     if static_outputs:
         groups.append(Group(HOST, HOST, []))
@@ -95,12 +96,12 @@ class Stages:
         return stage if producer_kind == kind != CONTROL and not fetched else stage + 1
 
 
-def connect(groups: list[Group], steps: Sequence[Step], outputs: tuple[Any, ...], facts: Facts, constants: Any) -> None:
+def connect(
+    groups: list[Group], steps: Sequence[Step], outputs: tuple[Any, ...], facts: Facts, constants: Any
+) -> None:
     """Adds to each group the static steps it needs, and finds what enters and leaves it."""
     order = {id(step): i for i, step in enumerate(steps)}
-    static_producer = {
-        v: step for step in steps for v in step.outputs if v is not None and v in facts.static
-    }
+    static_producer = {v: step for step in steps for v in step.outputs if v is not None and v in facts.static}
     produced_by: dict[Any, int] = {}
     for index, group in enumerate(groups):
         for step in group.steps:
@@ -145,7 +146,9 @@ def _complete(
     reads = dict.fromkeys(v for step in group.steps for v in step.reads())
     reads.update(dict.fromkeys(extra))
     outside = [v for v in reads if v not in produced and v not in constants]
-    group.constants = tuple(v for v in reads if v in constants and (group.kind == CONTROL or embeds(v, facts, constants)))
+    group.constants = tuple(
+        v for v in reads if v in constants and (group.kind == CONTROL or embeds(v, facts, constants))
+    )
     group.weights = tuple(v for v in reads if v in constants and v not in group.constants)
     group.host_inputs = tuple(v for v in outside if v in host_inputs and group.kind != CONTROL)
     group.inputs = tuple(v for v in outside if v not in group.host_inputs)
@@ -154,7 +157,11 @@ def _complete(
 
 def embeds(value: Any, facts: Facts, constants: Any) -> bool:
     """Whether a constant is part of the trace rather than an argument: small, or needed there on the host."""
-    return value in facts.needed or constants[value].nbytes <= EMBEDDED_BYTES or constants[value].dtype.kind == "O"
+    return (
+        value in facts.needed
+        or constants[value].nbytes <= EMBEDDED_BYTES
+        or constants[value].dtype.kind == "O"
+    )
 
 
 def _contents(steps: Sequence[Step]) -> set[Any]:

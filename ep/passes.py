@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ep.bodies import InlineBody
 from ep.binding import Binder, BoundGraph, captures
 from ep.errors import EpError, InvalidModel, UnsupportedModel
-from ep.program import InlineBody, Runner, Step
+from ep.program import Runner, Step
 from ep.registry import OPS, normal_domain
 from ep.weights import WeightStore
 
@@ -191,7 +192,8 @@ def fold_body(body: InlineBody, outer: dict[Any, Any]) -> InlineBody:
     read = {v for step in steps for v in step.reads()} | set(body.outputs)
     own = {v: a for v, a in known.items() if v in read and v not in outer}
     return InlineBody(
-        body.name, body.inputs, body.outputs, tuple(steps), captures(steps, (*body.inputs, *own), body.outputs), own
+        body.name, body.inputs, body.outputs, tuple(steps), captures(steps, (*body.inputs, *own), body.outputs), own,
+        body.declared,
     )  # fmt: skip
 
 

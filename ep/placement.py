@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ep.program import Step
-from ep.registry import Host, ShapeOf
+from ep.registry import Host, HostIfCheap, ShapeOf
 
 HOST = "cpu"
 BIG = 4096  # constants with more elements than this are data, not bookkeeping
@@ -29,6 +29,7 @@ class Facts:
     `static` values depend on constants and shapes only, so they exist inside a trace. `roots[v]` are the
     values whose shapes a static value reads. `needed` static values must be concrete on the host, because
     contents of theirs decide shapes; `fetched` values are needed there too, but only exist at run time.
+    `preferred` values are of use there, if the host has them anyway; those in `at_host` are (see `Placer`).
     """
 
     def __init__(self, steps: Sequence[Step], constants: Iterable[Any], hosted: set[int]) -> None:
@@ -37,6 +38,8 @@ class Facts:
         self.roots: dict[Any, frozenset[Any]] = {}
         self.needed: set[Any] = set()
         self.fetched: set[Any] = set()
+        self.preferred: set[Any] = set()
+        self.at_host: set[Any] = set()
         self.host_steps: set[int] = set()  # id() of steps that run with NumPy inside a trace
         for step in steps:
             self._find_static(step)
@@ -68,10 +71,14 @@ class Facts:
             self.need(v for i, v in enumerate(step.inputs) if step.lowering.role(i) is not ShapeOf)
         else:
             self.need(v for i, v in enumerate(step.inputs) if step.lowering.role(i) is Host)
+        preferred = useful_inputs(step)
         for body in step.bodies.values():
             inner = body_facts(body, self)
             self.host_steps |= inner.host_steps
             self.need(v for v in inner.needed | inner.fetched if v in body.captures)
+            preferred |= inner.preferred & set(body.captures)
+        self.need(v for v in preferred if v in self.static)
+        self.preferred |= preferred - self.static
 
     def need(self, values: Iterable[Any]) -> None:
         for value in values:
@@ -79,12 +86,14 @@ class Facts:
                 (self.needed if value in self.static else self.fetched).add(value)
 
     def host_inputs(self, step: Step) -> set[Any]:
-        """Non-static values whose contents this step needs, for itself or inside its bodies."""
+        """Non-static values whose contents this step takes from the host, for itself or inside its bodies."""
         wanted = {v for i, v in enumerate(step.inputs) if v is not None and step.lowering.role(i) is Host}
+        useful = useful_inputs(step)
         for body in step.bodies.values():
             inner = body_facts(body, self)
-            wanted |= {v for v in inner.fetched if v in body.captures}
-        return wanted - self.static
+            wanted |= inner.fetched & set(body.captures)
+            useful |= inner.preferred & set(body.captures)
+        return (wanted | (useful & self.at_host)) - self.static
 
     def pure(self, step: Step) -> bool:
         """Whether the bodies can be traced: nothing inside waits for a value that only running gives."""
@@ -104,6 +113,16 @@ def body_facts(body: Any, outer: Facts) -> Facts:
     return facts
 
 
+def useful_inputs(step: Step) -> set[Any]:
+    """Integers and bools that the step would rather have on the host."""
+    dtypes = step.input_dtypes + (None,) * (len(step.inputs) - len(step.input_dtypes))
+    return {
+        value
+        for i, (value, dtype) in enumerate(zip(step.inputs, dtypes, strict=True))
+        if step.lowering.role(i) is HostIfCheap and dtype is not None and dtype.kind in "biu"
+    }
+
+
 class Placer:
     """Places steps on the first provider that takes each; the host is the last resort."""
 
@@ -120,7 +139,12 @@ class Placer:
         return placements
 
     def refine(
-        self, placements: dict[int, Placement], steps: Sequence[Step], inputs: Iterable[Any], facts: Facts, constants: Any
+        self,
+        placements: dict[int, Placement],
+        steps: Sequence[Step],
+        inputs: Iterable[Any],
+        facts: Facts,
+        constants: Any,
     ) -> None:
         """Moves integer bookkeeping to the host where a host value waits for it (in place)."""
         on_host = set(inputs)
@@ -131,6 +155,7 @@ class Placer:
                     placements[id(step)] = Placement(HOST, "its integers decide shapes or control flow")
             if placements[id(step)].provider == HOST:
                 on_host.update(v for v in step.outputs if v is not None)
+        facts.at_host = {v for v in on_host if self._discrete(v)}
 
     def _one(self, step: Step) -> Placement:
         refusals = []
@@ -143,7 +168,7 @@ class Placer:
 
     def _upstream(self, steps: Sequence[Step], facts: Facts) -> set[Any]:
         """Fetched values and, backwards, everything that they are computed from."""
-        wanted = set(facts.fetched)
+        wanted = facts.fetched | facts.preferred
         for step in reversed(steps):
             if id(step) in facts.hosted or any(v in wanted for v in step.outputs):
                 wanted.update(v for v in step.inputs if v is not None)

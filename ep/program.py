@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ep.errors import EpError, ExecutionError
-from ep.registry import Host, Lowering, Overrides, ShapeOf
+from ep.registry import Host, HostIfCheap, Lowering, Overrides, ShapeOf
 
 
 class Untraceable(Exception):
@@ -85,7 +85,7 @@ class Runner:
             results = (results,)
         for value, result in zip(step.outputs, results, strict=False):
             if value is not None:
-                env[value] = result
+                env[value] = np.asarray(result) if isinstance(result, np.generic) else result
 
     def _call(self, step: Step, xp: Any, env: dict[Any, Any]) -> Any:
         lowering = step.lowering
@@ -104,7 +104,7 @@ class Runner:
         return lowering.fn(xp, *arguments, **keywords)
 
     def _argument(self, value: Any, role: Any, xp: Any) -> Any:
-        if role is ShapeOf:
+        if role is ShapeOf or (role is HostIfCheap and xp is not self.host):
             return value
         if role is Host:
             return to_host(value, self.xp)
@@ -126,28 +126,6 @@ def to_host(value: Any, xp: Any) -> Any:
     if isinstance(value, np.generic):
         return np.asarray(value)
     return xp.to_numpy(value)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InlineBody:
-    """A subgraph that is evaluated where its node is: inside the trace, or eagerly step by step."""
-
-    name: str
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    steps: tuple[Step, ...]
-    captures: tuple[Any, ...]
-    constants: dict[Any, np.ndarray]
-
-    def bind(self, env: Mapping[Any, Any], runner: Runner) -> Callable[..., tuple[Any, ...]]:
-        outer = {value: env[value] for value in self.captures}
-
-        def body(*arguments: Any) -> tuple[Any, ...]:
-            inner = outer | self.constants | dict(zip(self.inputs, arguments, strict=True))
-            runner.evaluate(self.steps, inner)
-            return tuple(inner[value] for value in self.outputs)
-
-        return body
 
 
 def explain(step: Step, cause: Exception, arguments: Sequence[Any]) -> ExecutionError:

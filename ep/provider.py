@@ -163,6 +163,7 @@ class ExecutionProvider(ABC):
 
         Raises:
             UnsupportedContext: this provider has no compiled form, or another device made this one.
+            InvalidModel: the context is damaged.
         """
         raise UnsupportedContext(self.name)
 

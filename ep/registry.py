@@ -21,6 +21,10 @@ class Host:
     """Annotates an input whose *contents* decide shapes or Python control flow: it arrives as a NumPy array."""
 
 
+class HostIfCheap:
+    """Annotates an input that arrives as a NumPy array where the host has it anyway, else as a device array."""
+
+
 class ShapeOf:
     """Annotates an input of which only shape and dtype are read, never its contents."""
 
@@ -94,7 +98,7 @@ class Lowering:
         return self.host_only(attributes) if callable(self.host_only) else self.host_only
 
     def role(self, index: int) -> Any:
-        """`Host`, `ShapeOf` or something else for input `index`; a variadic tail shares one role."""
+        """`Host`, `HostIfCheap`, `ShapeOf` or something else for input `index`; a variadic tail shares one role."""
         roles = self._roles
         if index < len(roles):
             return roles[index]
@@ -121,7 +125,9 @@ class OpRegistry:
         """Decorator that registers a lowering and returns the function unchanged."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-            self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, alias))
+            self.add(
+                Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, alias)
+            )
             return fn
 
         return register

@@ -70,12 +70,16 @@ class InferenceSession:
         self._graph = graph
         self._context = self._make_context(graph, eager=own.get("compile", "on") == "off")
         # Overridable initializers are inputs with a default; all others must be fed.
-        self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
+        self.inputs = tuple(
+            ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults
+        )
         self.outputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.declared_outputs)
         self.overridable = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.defaults)
         self._names = tuple(o.name for o in self.outputs)
         self._feeds = FeedCheck(self._name, self.inputs, self.overridable, graph)
-        self._executable = Executable(graph.steps, graph.inputs, graph.outputs, graph.constants, self._context)
+        self._executable = Executable(
+            graph.steps, graph.inputs, graph.outputs, graph.constants, self._context
+        )
         self._backend = self._providers[0].backend
         self._report(strict)
 
@@ -84,7 +88,9 @@ class InferenceSession:
 
         backends = {p.name: p.backend for p in self._providers}
         placer = Placer([p for p in self._providers if p.name != HOST], graph.dtypes)
-        return Context(placer, backends, host, {n: Weights(b) for n, b in backends.items()}, Counters(), eager)
+        return Context(
+            placer, backends, host, {n: Weights(b) for n, b in backends.items()}, Counters(), eager
+        )
 
     def _report(self, strict: bool) -> None:
         if self._providers[0].name == HOST:
@@ -152,7 +158,7 @@ class InferenceSession:
         with backend.scope():
             env = self._executable.run(self._feeds.check({**(feeds or {}), **named}, backend, private=True))
             results = [env[value] for value in self._graph.outputs]
-            backend.start(results)
+            backend.start([r for r in results if backend.is_array(r)])
         return Outputs(zip(self._names, map(self._providers[0].release, results), strict=True))
 
     def _values(self, output_names: Sequence[str] | None) -> Sequence[Any]:
@@ -199,5 +205,3 @@ def fresh(value: Any, xp: Any) -> Any:
         return value
     array = to_host(value, xp)
     return array if array.flags.writeable and array.flags.owndata and array is not value else np.array(array)
-
-

@@ -1,9 +1,42 @@
-"""What the test run prints at its end: where the official cases ran, per provider and mode."""
+"""What tests share: the devices, models written as text, and the closing table of the official ONNX cases."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter, defaultdict
 from typing import Any
+
+import onnx
+import pytest
+
+LIBRARIES = {"jax": "jax", "mlx": "mlx", "host": "numpy"}  # device → what must be installed
+
+
+def require(device: str) -> None:
+    """Skips the test where the device's library is not installed (one that is broken must fail)."""
+    if importlib.util.find_spec(LIBRARIES[device]) is None:
+        pytest.skip(f"{LIBRARIES[device]} is not installed: pip install 'ep-runtime[{device}]'")
+
+
+@pytest.fixture(params=["jax", "mlx", "host"])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device in turn."""
+    require(request.param)
+    return request.param
+
+
+@pytest.fixture(params=["jax", "mlx"])
+def accelerator(request: pytest.FixtureRequest) -> str:
+    """Each device that compiles."""
+    require(request.param)
+    return request.param
+
+
+def parse(text: str, opsets: str = '"": 21') -> onnx.ModelProto:
+    """A checked model from ONNX's textual form of a graph (and functions after it)."""
+    model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{opsets}]>\n{text}")
+    onnx.checker.check_model(model)
+    return model
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -17,19 +50,26 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def suite_counts(stats: dict[str, list[Any]]) -> dict[tuple[str, str, str], Counter[str]]:
-    """(device, mode, suite) → outcomes: "device", "host" or "folded" for those passed, else pytest's own word."""
+    """(device, mode, suite) → outcomes: "device", "host", "folded" for those passed, else pytest's word."""
     counts: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "xfailed", "xpassed"):
         for report in stats.get(outcome, ()):
             properties = dict(getattr(report, "user_properties", ()))
             if "case" in properties and (report.when == "call" or outcome == "failed"):
-                counts[tuple(properties["case"])][properties["where"] if outcome == "passed" else outcome] += 1
+                where = properties["where"] if outcome == "passed" else outcome
+                counts[tuple(properties["case"])][where] += 1
     return counts
 
 
 def describe(seen: Counter[str]) -> str:
     """`N passed of M: D on device, H with host nodes`, and what else happened."""
     passed = seen["device"] + seen["host"] + seen["folded"]
-    text = f"{passed} passed of {sum(seen.values())}: {seen['device']} on device, {seen['host']} with host nodes"
-    rest = {"folded": "folded at load", "xfailed": "expected failures", "failed": "FAILED", "xpassed": "XPASSED"}
+    text = f"{passed} passed of {sum(seen.values())}: "
+    text += f"{seen['device']} on device, {seen['host']} with host nodes"
+    rest = {
+        "folded": "folded at load",
+        "xfailed": "expected failures",
+        "failed": "FAILED",
+        "xpassed": "XPASSED",
+    }
     return text + "".join(f", {seen[key]} {label}" for key, label in rest.items() if seen[key])

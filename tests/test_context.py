@@ -9,7 +9,14 @@ from arrays import PROVIDERS, enter, leave
 
 from ep import discovery
 from ep.context import EpContext, EpContextRegistry
-from ep.errors import DuplicateContextSource, ExecutionError, NoEpForContextSource, UnsupportedContext
+from ep.errors import (
+    DuplicateContextSource,
+    ExecutionError,
+    InvalidInput,
+    InvalidModel,
+    NoEpForContextSource,
+    UnsupportedContext,
+)
 from ep.node import alone
 from ep.provider import Partition
 from ep.tensor import NodeId
@@ -112,6 +119,24 @@ class TestProviders:
         for change in ({"ep_name": "qnn"}, {"device_fingerprint": "another machine"}):
             with pytest.raises(UnsupportedContext, match="other .* compiled it"):
                 provider.load_context(dataclasses.replace(context, **change))
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [[((3, 2), "f4")] * 3, [((2, 3), "i4")] * 3, [((6,), "f4")] * 3, [((2, 3), "f4")] * 2, []],
+    )
+    def test_other_arguments_are_refused(self, provider, wrong):
+        """XLA itself would take other shapes and dtypes of the same number of bytes."""
+        provider.compile(add_twice())(*enter(provider, *[np.ones((2, 3), np.float32)] * 3))
+        restored = provider.load_context(provider.save_context())
+        with pytest.raises(InvalidInput, match=r"compiled for \(float32\[2, 3\], float32\[2, 3\], float32"):
+            restored(*enter(provider, *[np.ones(shape, dtype) for shape, dtype in wrong]))
+
+    @pytest.mark.parametrize("cut", [0, 3, 10, 200])
+    def test_damaged_contexts_are_refused(self, provider, cut):
+        provider.compile(add_twice())(*enter(provider, *[np.ones(2, np.float32)] * 3))
+        context = provider.save_context()
+        with pytest.raises(InvalidModel, match="cannot be read"):
+            provider.load_context(dataclasses.replace(context, data=context.data[:cut]))
 
     def test_source_keys_are_unique_among_the_providers(self):
         registry = EpContextRegistry()

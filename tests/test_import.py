@@ -1,4 +1,4 @@
-"""Is `import ep` quick, does it load no array library, and does using it leave the user's process as it was?"""
+"""Is `import ep` quick and without array libraries, and does using it leave the user's process as it was?"""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_public_names_exist_and_are_documented(name):
 
 def test_the_stub_for_type_checkers_lists_the_same_names():
     tree = ast.parse(Path(ep.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    listed = {(a.asname, node.module) for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    listed = {
+        (a.asname, node.module) for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names
+    }
     assert listed == {(name, module) for module, names in ep._PUBLIC.items() for name in names}
 
 
@@ -79,9 +81,14 @@ import numpy as np
 
 def snapshot():
     state = {
-        "errstate": np.geterr(), "printoptions": str(np.get_printoptions()), "environment": dict(os.environ),
-        "numpy random": str(np.random.get_state()), "python random": str(random.getstate()), "path": list(sys.path),
-        "warnings": str(warnings.filters), "locale": locale.setlocale(locale.LC_ALL),
+        "errstate": np.geterr(),
+        "printoptions": str(np.get_printoptions()),
+        "numpy random": str(np.random.get_state()),
+        "python random": str(random.getstate()),
+        "environment": dict(os.environ),
+        "path": list(sys.path),
+        "warnings": str(warnings.filters),
+        "locale": locale.setlocale(locale.LC_ALL),
     }
     if "jax" in sys.modules:
         import jax
@@ -93,7 +100,8 @@ def snapshot():
 """
 RUN = """
 from onnx import parser
-text = '''<ir_version: 10, opset_import: ["": 21]> g (float[n] x, int64[n] i) => (float[n] y, int64[n] j, float[n] r) {
+text = '''<ir_version: 10, opset_import: ["": 21]>
+g (float[n] x, int64[n] i) => (float[n] y, int64[n] j, float[n] r) {
     y = Log(x)
     j = Mul(i, i)
     r = RandomUniformLike(x)
@@ -108,12 +116,18 @@ DIFFERENCE = """
 after = snapshot()
 print(json.dumps([key for key in before if before[key] != after.get(key)]))
 """
-LIBRARIES = {"host": "", "jax": "import jax; jax.devices()", "mlx": "import ep.backends.mlx.blas as b; b.preload(); import mlx.core"}
+LIBRARIES = {
+    "host": "",
+    "jax": "import jax; jax.devices()",
+    "mlx": "import ep.backends.mlx.blas as b; b.preload(); import mlx.core",
+}
 
 
 def changed(library: str, work: str) -> list[str]:
     """What differs after `work`; our dependencies (sympy adds a warnings filter) are imported before."""
-    code = "\n".join([LIBRARIES[library], SNAPSHOT, "import onnx_ir", "before = snapshot()", work, DIFFERENCE])
+    code = "\n".join(
+        [LIBRARIES[library], SNAPSHOT, "import onnx_ir", "before = snapshot()", work, DIFFERENCE]
+    )
     return json.loads(python(code).splitlines()[-1])
 
 

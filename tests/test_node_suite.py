@@ -60,7 +60,11 @@ class Case:
     source: Any
 
     def model(self) -> onnx.ModelProto:
-        return self.source.model if self.suite == "node" else onnx.load(Path(self.source.model_dir) / "model.onnx")
+        return (
+            self.source.model
+            if self.suite == "node"
+            else onnx.load(Path(self.source.model_dir) / "model.onnx")
+        )
 
     def data(self, model: onnx.ModelProto) -> Iterator[tuple[dict[str, Any], list[Any]]]:
         """Feeds by name, and the outputs to expect."""
@@ -226,7 +230,9 @@ DRAWS = 20
 SIGMAS = 5  # a right implementation fails one of these checks once in 1.7 million
 
 
-def draw(model: onnx.ModelProto, device: str, mode: str, feeds: dict, expected: list) -> list[list[np.ndarray]]:
+def draw(
+    model: onnx.ModelProto, device: str, mode: str, feeds: dict, expected: list
+) -> list[list[np.ndarray]]:
     """Results of several runs, after what holds for every generator: shapes, dtypes, seeds, fresh draws."""
     session, other = (ep.load(model, device, options={"compile": MODES[mode]}) for _ in range(2))
     runs = [session.run(None, feeds) for _ in range(DRAWS)]
@@ -234,7 +240,9 @@ def draw(model: onnx.ModelProto, device: str, mode: str, feeds: dict, expected: 
         assert [(r.shape, r.dtype) for r in results] == [(e.shape, e.dtype) for e in expected]
     first = [run[0].tobytes() for run in runs]
     if any(a.name == "seed" for node in model.graph.node for a in node.attribute):
-        assert other.run(None, feeds)[0].tobytes() == first[0], "the same seed gave other values in a second session"
+        assert other.run(None, feeds)[0].tobytes() == first[0], (
+            "the same seed gave other values in a second session"
+        )
     else:
         assert len(set(first)) > 1, f"{DRAWS} runs without a seed all drew the same values"
     return runs
@@ -277,4 +285,3 @@ def test_expected_failures_name_cases_and_reasons() -> None:
 def test_open_patterns_match_cases() -> None:
     for pattern in OPEN:
         assert any(re.match(pattern, name) for name in cases()), pattern
-

@@ -55,7 +55,9 @@ def from_proto(data):
     if isinstance(data, onnx.TensorProto):
         a = nh.to_array(data)
         if data.data_type == onnx.TensorProto.STRING:
-            a = np.array([s.decode() if isinstance(s, bytes) else s for s in a.ravel()], object).reshape(a.shape)
+            a = np.array([s.decode() if isinstance(s, bytes) else s for s in a.ravel()], object).reshape(
+                a.shape
+            )
         return a
     if isinstance(data, onnx.SequenceProto):
         return [from_proto(x) for x in nh.to_list(data)]
@@ -75,6 +77,7 @@ def run(case, xp, scope, over):
     for inputs, expected in case.data_sets:
         with scope():
             runner = Runner(xp, host, over)
+
             def enter(v):
                 if isinstance(v, list):
                     return [enter(x) for x in v]
@@ -84,7 +87,10 @@ def run(case, xp, scope, over):
                     return xp.asarray(v)
                 except (TypeError, ValueError):  # a dtype that the device lacks stays on the host
                     return v
-            env = bound.constants | {k: enter(from_proto(v)) for k, v in zip(bound.inputs, inputs, strict=False)}
+
+            env = bound.constants | {
+                k: enter(from_proto(v)) for k, v in zip(bound.inputs, inputs, strict=False)
+            }
             for step in bound.steps:
                 if step.lowering.host_reason(step.attributes):
                     Runner(host, host)._run(step, _Hosted(env, xp))
@@ -110,7 +116,11 @@ class _Hosted(dict):
 
 def close(got, want, rtol, atol):
     if isinstance(want, list):
-        return isinstance(got, list) and len(got) == len(want) and all(map(lambda g, w: close(g, w, rtol, atol), got, want))
+        return (
+            isinstance(got, list)
+            and len(got) == len(want)
+            and all(map(lambda g, w: close(g, w, rtol, atol), got, want))
+        )
     if want is None or got is None:
         return got is None and want is None
     if tuple(got.shape) != tuple(want.shape):
@@ -152,7 +162,9 @@ def main():
             passed += 1
         except Exception as error:  # noqa: BLE001 - a report of every failure is the purpose
             failed += 1
-            print(f"FAIL {case.name}: {type(error).__name__}: {str(error).strip()[:300]}".replace("\n", " | "))
+            print(
+                f"FAIL {case.name}: {type(error).__name__}: {str(error).strip()[:300]}".replace("\n", " | ")
+            )
             if args.v:
                 traceback.print_exc()
     print(f"{args.xp}: {passed} passed, {failed} failed")

@@ -64,6 +64,7 @@ def _wide(x: Any) -> jax.Array:
 
 # Elementwise functions and reductions
 
+
 def divide(a: Any, b: Any) -> jax.Array:
     """XLA divides by a constant or broadcast value with its rounded reciprocal: 41 / 41 < 1. A select hides it."""
     quotient_dtype = jnp.result_type(a, b)
@@ -110,8 +111,8 @@ def cumprod(x: Any, axis: int) -> jax.Array:
 
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> jax.Array:
-    if dtype is not None and a.dtype == b.dtype == np.int8:  # 8-bit products are what accelerators have
-        return jnp.matmul(a, b, preferred_element_type=dtype)
+    if dtype is not None and a.dtype == b.dtype and (a.dtype == np.int8 or a.dtype in HALVES):
+        return jnp.matmul(a, b, preferred_element_type=dtype)  # accelerators multiply these as they are
     if dtype is not None:
         a, b = a.astype(dtype), b.astype(dtype)
     return jnp.matmul(a, b, preferred_element_type=_wide_dtype(a)).astype(a.dtype)
@@ -198,6 +199,19 @@ def while_loop(cond: Any, body: Any, carry: Any) -> Any:
     return lax.while_loop(cond, body, carry)
 
 
+def cond(c: Any, then: Any, otherwise: Any) -> Any:
+    if not isinstance(c, jax.core.Tracer):
+        return (then if bool(c) else otherwise)()
+    try:
+        return lax.cond(c, lambda: _arrays(then()), lambda: _arrays(otherwise()))
+    except TypeError as cause:
+        raise Untraceable("the branches give different shapes or dtypes") from cause
+
+
+def _arrays(values: Any) -> tuple[Any, ...]:
+    return tuple(jnp.asarray(v) if isinstance(v, np.ndarray) else v for v in values)
+
+
 def rolled_loops() -> bool:
     return isinstance(jnp.zeros(()), jax.core.Tracer)
 
@@ -205,9 +219,13 @@ def rolled_loops() -> bool:
 # Random numbers
 
 
-def random_uniform(shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> jax.Array:
+def random_uniform(
+    shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32
+) -> jax.Array:
     return jax.random.uniform(jax.random.key(seed), tuple(shape), dtype, low, high)
 
 
-def random_normal(shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32) -> jax.Array:
+def random_normal(
+    shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32
+) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), tuple(shape), dtype) * scale + mean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,6 +48,8 @@ def _find(wanted: str | None) -> Any:
 
 
 def _backend(device: Any, note: str) -> Backend:
+    from importlib import metadata
+
     import mlx.core as mx
 
     from ep.backend import Backend
@@ -54,11 +57,12 @@ def _backend(device: Any, note: str) -> Backend:
     from ep.backends.mlx.dtypes import DTYPES
     from ep.backends.mlx.memory import MlxMemory, borrow, copy, view
 
+    version = metadata.version("mlx")
     return Backend(
         name="mlx",
-        version=mx.__version__,
+        version=version,
         device=DeviceId(DeviceType.MLX),
-        fingerprint=f"mlx {mx.__version__} / {device} / {platform.machine()}",
+        fingerprint=f"mlx {version} / {device} / {platform.machine()}",
         xp=namespace,
         # Metal has no float64, and MLX's on the CPU is single precision inside exp, sin, erf and others.
         dtypes=frozenset(DTYPES) - {np.dtype(np.float64)},
@@ -67,17 +71,36 @@ def _backend(device: Any, note: str) -> Backend:
         asarray=copy,
         borrow=borrow,
         to_numpy=view,
-        compile=mx.compile,
+        compile=_trace_only if device == mx.cpu else mx.compile,
         is_array=lambda value: isinstance(value, mx.array),
         start=lambda arrays: mx.async_eval(*arrays),
         block=lambda arrays: mx.eval(*arrays),
         synchronize=mx.synchronize,
         serialize=executable.serialize,
-        deserialize=executable.deserialize,
+        deserialize=functools.partial(executable.deserialize, fuse=device != mx.cpu),
         launch_us=0.5,
         bytes_per_us=10_000.0 if device == mx.cpu else 100_000.0,
         notes=(note,) if note else (),
     )
+
+
+def _trace_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile for MLX's CPU: traced, so that a graph is cut where Metal's is, but never fused.
+
+    MLX builds each fused CPU kernel with the system's C++ compiler, for seconds, where there is one at all.
+    """
+    import mlx.core as mx
+
+    traced = False
+
+    def run(*arrays: Any) -> Any:
+        nonlocal traced
+        if not traced:
+            mx.compile(function)(*arrays)  # raises what tracing raises; the lazy result is never computed
+            traced = True
+        return function(*arrays)
+
+    return run
 
 
 def _scope(device: Any) -> Any:

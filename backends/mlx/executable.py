@@ -22,11 +22,11 @@ def serialize(fn: Function, specs: Specs) -> bytes:
         return path.read_bytes()
 
 
-def deserialize(data: bytes) -> Callable[..., tuple[Any, ...]]:
-    """Return the function of an exported graph."""
+def deserialize(data: bytes, *, fuse: bool) -> Callable[..., tuple[Any, ...]]:
+    """Return the function of an exported graph; `fuse` its kernels, which pays only on a GPU."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "function.mlxfn"
         path.write_bytes(data)
-        imported = mx.import_function(str(path))
-    compiled = mx.compile(imported)
-    return lambda *arrays: tuple(compiled(*arrays))
+        imported: Any = mx.import_function(str(path))
+    function = mx.compile(imported) if fuse else imported
+    return lambda *arrays: tuple(function(*arrays))

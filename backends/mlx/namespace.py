@@ -26,7 +26,7 @@ from ep.program import Untraceable
 def asarray(x: Any, dtype: Any = None) -> mx.array:
     if isinstance(x, mx.array):
         return x if dtype is None else x.astype(mlx_dtype(dtype))
-    if isinstance(x, bool | int | float | complex):
+    if isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic):
         return mx.array(x) if dtype is None else mx.array(x, mlx_dtype(dtype))
     x = np.asarray(x)
     theirs = mlx_dtype(x.dtype)
@@ -78,6 +78,8 @@ def ones(shape: Any, dtype: Any = np.float32) -> mx.array:
 
 
 def full(shape: Any, value: Any, dtype: Any = None) -> mx.array:
+    if dtype is not None and not isinstance(value, mx.array):
+        value = asarray(np.asarray(value, dtype))  # MLX refuses large unsigned Python ints
     return mx.full(shape, value, None if dtype is None else mlx_dtype(dtype))
 
 
@@ -90,7 +92,7 @@ def ones_like(x: Any, dtype: Any = None) -> mx.array:
 
 
 def full_like(x: Any, value: Any, dtype: Any = None) -> mx.array:
-    return mx.full(x.shape, value, x.dtype if dtype is None else mlx_dtype(dtype))
+    return full(x.shape, value, dtype_of(x) if dtype is None else dtype)
 
 
 def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> mx.array:
@@ -102,7 +104,9 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> mx
     return mx.arange(start, stop, step, mlx_dtype(dtype))
 
 
-def linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = np.float32) -> mx.array:
+def linspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = np.float32
+) -> mx.array:
     return mx.linspace(start, stop, num, endpoint, mlx_dtype(dtype))
 
 
@@ -128,6 +132,8 @@ def sign(x: Any) -> mx.array:
 
 
 def floor_divide(a: Any, b: Any) -> mx.array:
+    if not mx.issubdtype(a.dtype, mx.signedinteger):
+        return mx.floor_divide(a, b)
     return mx.where(b == -1, -a, mx.floor_divide(a, _no_minus_one(b)))
 
 
@@ -136,6 +142,8 @@ def remainder(a: Any, b: Any) -> mx.array:
     if mx.issubdtype(a.dtype, mx.floating):
         r = mx.remainder(a, b)
         return mx.where(r == 0, mx.where(b < 0, -0.0, 0.0).astype(r.dtype), r)
+    if not mx.issubdtype(a.dtype, mx.signedinteger):
+        return mx.remainder(a, b)
     return mx.where(b == -1, 0, mx.remainder(a, _no_minus_one(b)))
 
 
@@ -149,19 +157,15 @@ def fmod(a: Any, b: Any) -> mx.array:
 
 
 def left_shift(a: Any, b: Any) -> mx.array:
-    return _shifted(mx.left_shift, a, b)
+    bits = 8 * a.dtype.size  # a shift by that much or more is undefined in MLX
+    return mx.where(b >= bits, 0, mx.left_shift(a, mx.where(b >= bits, 0, b)))
 
 
 def right_shift(a: Any, b: Any) -> mx.array:
-    return _shifted(mx.right_shift, a, b)
-
-
-def _shifted(shift: Any, a: Any, b: Any) -> mx.array:
     bits = 8 * a.dtype.size
-    if isinstance(b, int) and b < bits:
-        return shift(a, mx.array(b, a.dtype))
-    over = b >= bits  # a shift by the width or more is undefined in MLX
-    return mx.where(over, mx.zeros_like(a), shift(a, mx.where(over, mx.zeros_like(b), b)))
+    if mx.issubdtype(a.dtype, mx.signedinteger):
+        return mx.right_shift(a, mx.minimum(b, bits - 1))
+    return mx.where(b >= bits, 0, mx.right_shift(a, mx.where(b >= bits, 0, b)))
 
 
 bitwise_left_shift, bitwise_right_shift = left_shift, right_shift
@@ -272,6 +276,10 @@ def while_loop(cond: Any, body: Any, carry: Any) -> Any:
     return carry
 
 
+def cond(c: Any, then: Any, otherwise: Any) -> Any:
+    return (then if bool(to_numpy(c)) else otherwise)()
+
+
 def rolled_loops() -> bool:
     return False  # MLX has no loops: a trace unrolls them
 
@@ -285,11 +293,15 @@ def _key(seed: Any) -> mx.array:
     return mx.random.key(int(seed))
 
 
-def random_uniform(shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> mx.array:
+def random_uniform(
+    shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32
+) -> mx.array:
     numbers = mx.random.uniform(low, high, tuple(shape), key=_key(seed))
     return numbers.astype(mlx_dtype(dtype))
 
 
-def random_normal(shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32) -> mx.array:
+def random_normal(
+    shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32
+) -> mx.array:
     numbers = mx.random.normal(tuple(shape), key=_key(seed))
     return (numbers * scale + mean).astype(mlx_dtype(dtype))

@@ -13,7 +13,7 @@ def matmul(a: Any, b: Any, dtype: Any = None) -> mx.array:
     target = a.dtype if dtype is None else mlx_dtype(dtype)
     if a.dtype in INTEGERS:
         return _integer_matmul(a, b, target)
-    return mx.matmul(a, b).astype(target)
+    return mx.matmul(a.astype(target), b.astype(target))
 
 
 def _integer_matmul(a: Any, b: Any, target: mx.Dtype) -> mx.array:

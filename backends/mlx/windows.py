@@ -13,13 +13,17 @@ from ep.backends.mlx.products import matmul
 
 
 def conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int = 1) -> mx.array:
-    if len(strides) > 3 or x.dtype in INTEGERS or x.dtype == mx.float64:
-        return _conv_by_windows(x, w, strides, pads, dilations, groups)
-    return _conv(x, w, strides, pads, dilations, groups, 1)
+    return _conv(x, w, strides, pads, dilations, groups, (1,) * len(strides))
 
 
 def _conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int, spread: Any) -> mx.array:
-    """MLX convolutions are channels-last; it moves the weights' axes, too."""
+    """MLX convolutions are channels-last, of up to 3 axes (without groups, then) and of float32 precision."""
+    rank = len(strides)
+    if rank > 3 or x.dtype in INTEGERS or x.dtype == mx.float64:
+        return _conv_by_windows(_spread(x, spread), w, strides, pads, dilations, groups)
+    if rank == 3 and groups > 1:
+        parts = zip(mx.split(x, groups, axis=1), mx.split(w, groups, axis=0), strict=True)
+        return mx.concatenate([_conv(a, b, strides, pads, dilations, 1, spread) for a, b in parts], axis=1)
     inner = tuple(range(2, x.ndim))
     y = mx.conv_general(
         mx.transpose(x, (0, *inner, 1)),
@@ -27,10 +31,20 @@ def _conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int, 
         stride=tuple(strides),
         padding=([lo for lo, _ in pads], [hi for _, hi in pads]),
         kernel_dilation=tuple(dilations),
-        input_dilation=spread,
+        input_dilation=tuple(spread),
         groups=groups,
     )
     return mx.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
+
+
+def _spread(x: Any, spread: Any) -> mx.array:
+    """x with zeros between its elements."""
+    for axis, s in enumerate(spread, start=2):
+        if s > 1:
+            n = x.shape[axis]
+            wide = mx.pad(mx.expand_dims(x, axis + 1), [(0, s - 1 if i == axis + 1 else 0) for i in range(x.ndim + 1)])
+            x = mx.flatten(wide, axis, axis + 1)[(slice(None),) * axis + (slice(0, (n - 1) * s + 1),)]
+    return x
 
 
 def _conv_by_windows(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> mx.array:
@@ -56,7 +70,9 @@ def conv_transpose(
     reach = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
     extra = output_padding or (0,) * rank
     pads = [(r - lo, r - hi + e) for r, (lo, hi), e in zip(reach, pads, extra, strict=True)]
-    y = _conv(x, w, (1,) * rank, [(max(0, lo), max(0, hi)) for lo, hi in pads], dilations, groups, tuple(strides))
+    y = _conv(
+        x, w, (1,) * rank, [(max(0, lo), max(0, hi)) for lo, hi in pads], dilations, groups, tuple(strides)
+    )
     cut = [slice(max(0, -lo), n - max(0, -hi)) for (lo, hi), n in zip(pads, y.shape[2:], strict=True)]
     return y[(slice(None), slice(None), *cut)]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from ep import session as _session
 from ep.feeds import ValueInfo
+from ep.loader import type_string
 
 _DEVICES = {"MLXExecutionProvider": "mlx", "JAXExecutionProvider": "jax", "CPUExecutionProvider": "cpu"}
 _HOST = "CPUExecutionProvider"
@@ -148,18 +149,19 @@ class InferenceSession:
             graph.doc_string,
             proto.doc_string,
             proto.domain,
-            proto.model_version,
+            proto.model_version if proto.HasField("model_version") else 2**63 - 1,  # as onnxruntime
             custom,
         )
 
     def _argument(self, info: ValueInfo) -> NodeArg:
         if info.dtype is None:
             declared = {v.name: v.type for v in (*self._proto().graph.input, *self._proto().graph.output)}
-            kind = _declared(declared[info.name])
+            kind = type_string(declared[info.name])
         else:
             kind = f"tensor({_ELEMENTS.get(info.dtype.name, info.dtype.name)})"
             kind = {"sequence": f"seq({kind})", "optional": f"optional({kind})"}.get(info.kind, kind)
-        return NodeArg(info.name, kind, [] if info.shape is None else list(info.shape))
+        shape = info.shape if info.kind != "sequence" else None  # onnxruntime gives none for sequences
+        return NodeArg(info.name, kind, list(shape or ()))
 
     def _proto(self) -> Any:
         """The model file again, without its weights: only these rarely asked facts need it."""
@@ -193,20 +195,3 @@ def _usable(providers: Sequence[str | tuple[str, Mapping[Any, Any]]] | None) -> 
                 stacklevel=3,
             )
     return [name for name in names if name in _DEVICES] or ([_HOST] if names else [])
-
-
-def _declared(proto: Any) -> str:
-    """A type as onnxruntime writes it, such as `seq(map(int64,tensor(float)))`."""
-    import onnx
-
-    def element(code: int) -> str:
-        return onnx.TensorProto.DataType.Name(code).lower().replace("_", "")
-
-    kind = proto.WhichOneof("value")
-    if kind == "tensor_type":
-        return f"tensor({element(proto.tensor_type.elem_type)})"
-    if kind == "map_type":
-        return f"map({element(proto.map_type.key_type)},{_declared(proto.map_type.value_type)})"
-    if kind == "sequence_type":
-        return f"seq({_declared(proto.sequence_type.elem_type)})"
-    return f"optional({_declared(proto.optional_type.elem_type)})" if kind == "optional_type" else ""

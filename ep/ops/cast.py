@@ -126,7 +126,9 @@ def _from_strings(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     try:
         values = [_number(text, is_float(dtype)) for text in x.reshape(-1)]
     except ValueError as cause:
-        raise InvalidInput(f"a string is no number: {cause}.", fix=f"give only numbers to a Cast to {dtype}.") from cause
+        raise InvalidInput(
+            f"a string is no number: {cause}.", fix=f"give only numbers to a Cast to {dtype}."
+        ) from cause
     exact = np.float64 if is_float(dtype) else object
     return np.asarray(values, exact).astype(dtype).reshape(x.shape)
 

@@ -7,15 +7,16 @@ the device `xp.while_loop`. What fits none of them raises `Untraceable`: the pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from ep.errors import EpError, InvalidInput
 from ep.ops.axes import axis_of, ints, scalar
 from ep.program import Untraceable
-from ep.registry import Body, Host, op
+from ep.registry import Body, Host, HostIfCheap, Outputs, op
 
 FEW = 4  # iterations that are cheaper unrolled than compiled as a loop
 MANY = 64  # iterations that a library with compiled loops must not unroll: compile time would explode
@@ -26,7 +27,9 @@ State = tuple[Any, ...]  # arrays, lists of arrays, or None
 
 
 @op("If", since=1)
-def if_(xp, cond: Host, *, then_branch: Body, else_branch: Body):
+def if_(xp, cond: HostIfCheap, *, then_branch: Body, else_branch: Body):
+    if not isinstance(cond, np.ndarray):
+        return tuple(xp.cond(xp.reshape(cond, ()), then_branch, else_branch))
     return tuple((then_branch if scalar(cond) else else_branch)())
 
 
@@ -34,17 +37,21 @@ def if_(xp, cond: Host, *, then_branch: Body, else_branch: Body):
 
 
 @op("Loop", since=1)
-def loop(xp, M: Host = None, cond: Host = None, *v_initial, body: Body):  # noqa: N803 - the spec's name
+def loop(xp, M: Host = None, cond: HostIfCheap = None, *v_initial: HostIfCheap, body: Body, outputs: Outputs):
     """Without `cond` and with `M`, the condition that the body returns is ignored: the spec's for loop."""
     trips = None if M is None else int(scalar(M))
     tested = cond is not None or trips is None
-    if (trips is not None and trips <= 0) or (cond is not None and not scalar(cond)):
-        return *v_initial, *_no_rows(
-            xp, body, (np.asarray(0, np.int64), TRUE, *v_initial), 1 + len(v_initial)
-        )
-    if xp.rolled_loops() and (trips is None or trips > FEW):
-        return _rolled_loop(xp, trips, tested, v_initial, body)
-    return _stepped_loop(xp, trips, tested, v_initial, body)
+    computed = cond is not None and not isinstance(cond, np.ndarray)
+    if computed and xp.rolled_loops():
+        return _while_loop(xp, trips, v_initial, body, cond)
+    if (trips is not None and trips <= 0) or (cond is not None and not _truth(xp, cond)):
+        first = (np.asarray(0, np.int64), TRUE, *v_initial)
+        return *v_initial, *_no_rows(xp, body, first, 1 + len(v_initial), outputs - len(v_initial))
+    if tested:
+        known = body.trips(trips, v_initial)
+        trips, tested = (known, False) if known is not None else (trips, tested)
+    run = _rolled_loop if xp.rolled_loops() else _stepped_loop
+    return run(xp, trips, tested, v_initial, body)
 
 
 def _stepped_loop(
@@ -57,14 +64,14 @@ def _stepped_loop(
         keep, *results = body(np.asarray(i, np.int64), TRUE, *state)
         state, row = tuple(results[: len(state)]), results[len(state) :]
         rows.append(row)
-        if tested and not _truth(xp, keep):
+        if tested and i + 1 != trips and not _truth(xp, keep):
             break
     return *state, *_stacked(xp, rows)
 
 
 def _rolled_loop(xp, trips: int | None, tested: bool, state: State, body: Callable[..., Arrays]):
     """The first form that the body fits: a scan, unrolled, a while loop."""
-    if trips is not None and _all_arrays(state):
+    if trips is not None and trips > FEW and _all_arrays(state):
         try:
             return _counted_loop(xp, trips, tested, state, body)
         except Untraceable:  # the body reads its counter or its condition, or its state changes shape
@@ -90,7 +97,7 @@ def _counted_loop(xp, trips: int, tested: bool, state: State, body: Callable[...
     return *state, *columns
 
 
-def _while_loop(xp, trips: int | None, state: State, body: Callable[..., Arrays]):
+def _while_loop(xp, trips: int | None, state: State, body: Callable[..., Arrays], first: Any = TRUE):
     def go(carry: State) -> Any:
         i, keep, *_ = carry
         return keep if trips is None else xp.logical_and(keep, i < trips)
@@ -103,8 +110,10 @@ def _while_loop(xp, trips: int | None, state: State, body: Callable[..., Arrays]
             raise Untraceable("how often the loop runs, and so the shape of its scan outputs, is computed")
         return i + 1, xp.reshape(xp.asarray(keep), ()), *state
 
+    if not _all_arrays(state):
+        raise Untraceable("the loop's state is not a tensor")
     i, *state = _counted(xp, state)
-    return tuple(xp.while_loop(go, step, (i, xp.asarray(TRUE), *state)))[2:]
+    return tuple(xp.while_loop(go, step, (i, xp.reshape(xp.asarray(first), ()), *state)))[2:]
 
 
 def _counted(xp, state: State) -> Arrays:
@@ -135,10 +144,21 @@ def _stacked(xp, rows: Sequence[Sequence[Any]]) -> Arrays:
     return tuple(xp.stack([xp.asarray(x) for x in column]) for column in zip(*rows, strict=True))
 
 
-def _no_rows(xp, body: Callable[..., Arrays], arguments: Sequence[Any], skip: int) -> Arrays:
-    """Scan outputs of a loop that does not run: none of the elements that the body would give."""
-    rows = body(*arguments)[skip:]
-    return tuple(xp.zeros((0, *row.shape), dtype=xp.dtype_of(xp.asarray(row))) for row in rows)
+def _no_rows(xp, body: Callable[..., Arrays], arguments: Sequence[Any], skip: int, count: int) -> Arrays:
+    """Scan outputs of a loop that does not run: none of the elements that its body would give.
+
+    The body tells their shapes, unless it fails for want of an element; then its declared types do, in which
+    unknown dimensions count as 0.
+    """
+    if count == 0:
+        return ()
+    try:
+        rows = [(xp.dtype_of(row), row.shape) for row in map(xp.asarray, body(*arguments)[skip:])]
+    except EpError:
+        rows = getattr(body, "declared", (None,) * (skip + count))[skip:]
+        if None in rows:
+            raise
+    return tuple(xp.zeros((0, *(n or 0 for n in shape)), dtype=dtype) for dtype, shape in rows)
 
 
 # Scan
@@ -150,6 +170,7 @@ def scan(
     *initial_state_and_scan_inputs,
     num_scan_inputs,
     body: Body,
+    outputs: Outputs,
     scan_input_axes=None,
     scan_input_directions=None,
     scan_output_axes=None,
@@ -160,10 +181,10 @@ def scan(
     axes, directions = scan_input_axes or (0,) * len(inputs), scan_input_directions or (0,) * len(inputs)
     inputs = [xp.moveaxis(x, axis_of(axis, x.ndim), 0) for x, axis in zip(inputs, axes, strict=True)]
     inputs = [_directed(x, direction) for x, direction in zip(inputs, directions, strict=True)]
-    state, outputs = _scan(xp, body, state, inputs)
-    axes, directions = scan_output_axes or (0,) * len(outputs), scan_output_directions or (0,) * len(outputs)
-    outputs = [_directed(y, direction) for y, direction in zip(outputs, directions, strict=True)]
-    return *state, *(xp.moveaxis(y, 0, axis_of(axis, y.ndim)) for y, axis in zip(outputs, axes, strict=True))
+    state, rows = _scan(xp, body, state, inputs, outputs - n)
+    axes, directions = scan_output_axes or (0,) * len(rows), scan_output_directions or (0,) * len(rows)
+    rows = [_directed(y, direction) for y, direction in zip(rows, directions, strict=True)]
+    return *state, *(xp.moveaxis(y, 0, axis_of(axis, y.ndim)) for y, axis in zip(rows, axes, strict=True))
 
 
 @op("Scan", since=8)
@@ -173,20 +194,23 @@ def scan_8(
     *initial_state_and_scan_inputs,
     num_scan_inputs,
     body: Body,
+    outputs: Outputs,
     directions=None,
 ):
     """Each element of the batch is scanned for itself; outputs behind its length are zeros."""
     n = len(initial_state_and_scan_inputs) - num_scan_inputs
     batch, longest = initial_state_and_scan_inputs[-1].shape[:2]
+    if batch == 0:
+        raise InvalidInput("Scan-8 was given an empty batch.", fix="give it one sequence or more.")
     lengths = (longest,) * batch if sequence_lens is None else ints(sequence_lens)
     results = []
     for i, length in enumerate(lengths):
         element = [x[i] for x in initial_state_and_scan_inputs]
         inputs = [x[:length] for x in element[n:]]
         inputs = [_directed(x, d) for x, d in zip(inputs, directions or (0,) * num_scan_inputs, strict=True)]
-        state, outputs = _scan(xp, body, tuple(element[:n]), inputs)
+        state, rows = _scan(xp, body, tuple(element[:n]), inputs, outputs - n)
         short = longest - length
-        results.append((*state, *(xp.pad(y, [(0, short)] + [(0, 0)] * (y.ndim - 1)) for y in outputs)))
+        results.append((*state, *(xp.pad(y, [(0, short)] + [(0, 0)] * (y.ndim - 1)) for y in rows)))
     return _stacked(xp, results)
 
 
@@ -194,12 +218,14 @@ def _directed(x: Any, direction: int) -> Any:
     return x[::-1] if direction else x
 
 
-def _scan(xp, body: Callable[..., Arrays], state: State, inputs: Sequence[Any]) -> tuple[State, Arrays]:
+def _scan(
+    xp, body: Callable[..., Arrays], state: State, inputs: Sequence[Any], count: int
+) -> tuple[State, Arrays]:
     """Final state and stacked outputs of a scan along axis 0 of all inputs."""
     length = inputs[0].shape[0]
     if length == 0:
         first = [xp.zeros(x.shape[1:], dtype=xp.dtype_of(x)) for x in inputs]
-        return state, _no_rows(xp, body, (*state, *first), len(state))
+        return state, _no_rows(xp, body, (*state, *first), len(state), count)
 
     def step(carry: State, x: Arrays) -> tuple[State, Arrays]:
         return _advance(xp, carry, body(*carry, *x))
@@ -207,16 +233,12 @@ def _scan(xp, body: Callable[..., Arrays], state: State, inputs: Sequence[Any]) 
     if xp.rolled_loops() and length > FEW:
         try:
             return xp.scan(step, tuple(state), tuple(inputs))
-        except Untraceable:
+        except Untraceable:  # the state changes shape
             if length > MANY:
                 raise
-    return _stepped_scan(xp, body, state, ([x[i] for x in inputs] for i in range(length)))
-
-
-def _stepped_scan(xp, body: Callable[..., Arrays], state: State, elements: Iterable[Sequence[Any]]):
     rows = []
-    for element in elements:
-        results = body(*state, *map(xp.asarray, element))
+    for i in range(length):
+        results = body(*state, *(xp.asarray(x[i]) for x in inputs))
         rows.append(results[len(state) :])
         state = tuple(results[: len(state)])
     return state, _stacked(xp, rows)

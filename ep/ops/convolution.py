@@ -16,7 +16,17 @@ from ep.registry import Host, op
 
 @op("Conv")
 def conv(
-    xp, x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None
+    xp,
+    x,
+    w,
+    b=None,
+    *,
+    auto_pad="NOTSET",
+    dilations=None,
+    group=1,
+    kernel_shape=None,
+    pads=None,
+    strides=None,
 ):
     _check_channels(x, w.shape[1] * group, group)
     _check_kernel(kernel_shape, w)
@@ -118,8 +128,7 @@ def deform_conv(
     groups, rank = n * offset_group, len(at.size)
     shifts = xp.reshape(offset, (groups, taps, rank, places))
     points = [
-        shifts[:, :, i] + xp.asarray(grid, xp.dtype_of(offset))
-        for i, grid in enumerate(_tap_positions(at))
+        shifts[:, :, i] + xp.asarray(grid, xp.dtype_of(offset)) for i, grid in enumerate(_tap_positions(at))
     ]
     image = xp.reshape(x, (groups, c // offset_group, *at.size))
     columns = sample_linear(xp, image, [xp.reshape(p, (groups, taps * places)) for p in points])

@@ -76,7 +76,9 @@ def _suppress(
 def image_decoder(xp, encoded_stream, *, pixel_format="RGB"):
     modes = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
     if pixel_format not in modes:
-        raise InvalidInput(f"pixel_format {pixel_format!r} is unknown.", fix=f"use one of {', '.join(modes)}.")
+        raise InvalidInput(
+            f"pixel_format {pixel_format!r} is unknown.", fix=f"use one of {', '.join(modes)}."
+        )
     image = np.asarray(_pillow().open(io.BytesIO(encoded_stream.tobytes())).convert(modes[pixel_format]))
     image = image[..., None] if image.ndim == 2 else image
     return np.ascontiguousarray(image[..., ::-1]) if pixel_format == "BGR" else image

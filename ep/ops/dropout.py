@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import numpy as np
 
 from ep.ops.precision import wide
 from ep.registry import Host, op
+from ep.seeds import seed_of
 
 
 @op("Dropout", since=12, random=True)
@@ -47,17 +47,13 @@ def _rate(ratio: Any, training_mode: Any) -> float:
 
 def drop(xp: Any, data: Any, rate: float, seed: int | None) -> tuple[Any, Any]:
     """The data with dropped elements, the rest scaled up, and which elements are kept."""
-    if seed is None:
-        seed = random.getrandbits(31)
-    mask = xp.random_uniform(data.shape, seed, 0.0, 1.0, np.float32) >= rate
+    mask = xp.random_uniform(data.shape, seed_of(seed), 0.0, 1.0, np.float32) >= rate
     kept = xp.where(mask, wide(xp, data) / (1 - rate), 0)
     return xp.astype(kept, xp.dtype_of(data)), mask
 
 
 @op("BiasDropout", domain="com.microsoft", random=True, out=(0, "bool"))
-def bias_dropout(
-    xp, data, bias, residual=None, ratio: Host = None, training_mode: Host = None, *, seed=None
-):
+def bias_dropout(xp, data, bias, residual=None, ratio: Host = None, training_mode: Host = None, *, seed=None):
     y, mask = dropout(xp, data + bias, ratio, training_mode, seed=seed)
     return (y if residual is None else y + residual), mask
 

@@ -9,7 +9,13 @@ import numpy as np
 
 from ep.errors import InvalidModel
 
-TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")  # in the order of TreeEnsemble's numbers
+TRANSFORMS = (
+    "NONE",
+    "SOFTMAX",
+    "LOGISTIC",
+    "SOFTMAX_ZERO",
+    "PROBIT",
+)  # in the order of TreeEnsemble's numbers
 
 
 def transformed(xp: Any, scores: Any, post_transform: str) -> Any:
@@ -55,8 +61,19 @@ def one_vote_scores(xp: Any, score: Any, post_transform: str, positive: bool) ->
     return transformed(xp, xp.concatenate([other, score], axis=-1), post_transform)
 
 
+def rows_of(xp: Any, x: Any) -> Any:
+    """The input of a model as [rows, features] of float64, if it is that, or float32."""
+    dtype = np.float64 if xp.dtype_of(x) == np.float64 else np.float32
+    return xp.astype(xp.reshape(x, (1, -1)) if x.ndim == 1 else x, dtype)
+
+
 def labels_at(xp: Any, index: Any, labels: Sequence[int] | Sequence[str]) -> Any:
-    """The labels that the class indices name; strings only on the host."""
+    """The labels that the class indices name; strings only on the host.
+
+    A model of a single integer label knows it and 0.
+    """
+    if len(labels) == 1:
+        labels = labels * 2 if isinstance(labels[0], str) else (0, *labels)
     names = label_array(labels)
     if names.dtype == object:
         return names[np.asarray(index)]
@@ -70,7 +87,9 @@ def label_array(labels: Sequence[int] | Sequence[str]) -> np.ndarray:
     return np.array(labels, dtype=object if isinstance(labels[0], str) else np.int64)
 
 
-def class_labels(ints: Sequence[int] | None, strings: Sequence[str] | None) -> tuple[int, ...] | tuple[str, ...]:
+def class_labels(
+    ints: Sequence[int] | None, strings: Sequence[str] | None
+) -> tuple[int, ...] | tuple[str, ...]:
     """The labels of a classifier, which has either integers or strings."""
     if bool(ints) == bool(strings):
         raise InvalidModel(

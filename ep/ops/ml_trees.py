@@ -12,6 +12,7 @@ from ep.ops.ml_scores import (
     class_labels,
     labels_at,
     one_vote_scores,
+    rows_of,
     string_labels,
     transformed,
 )
@@ -30,7 +31,7 @@ def tree_ensemble_regressor(
     nodes_values=None, nodes_values_as_tensor=None, post_transform="NONE", target_ids=(), target_nodeids=(),
     target_treeids=(), target_weights=None, target_weights_as_tensor=None,
 ):  # fmt: skip
-    x = _rows(xp, x)
+    x = rows_of(xp, x)
     thresholds = nodes_values if nodes_values_as_tensor is None else nodes_values_as_tensor
     weights = target_weights if target_weights_as_tensor is None else target_weights_as_tensor
     base = _base(base_values if base_values_as_tensor is None else base_values_as_tensor)
@@ -51,7 +52,7 @@ def tree_ensemble_classifier(
     nodes_missing_value_tracks_true=(), nodes_modes=(), nodes_nodeids=(), nodes_treeids=(), nodes_truenodeids=(),
     nodes_values=None, nodes_values_as_tensor=None, post_transform="NONE",
 ):  # fmt: skip
-    x = _rows(xp, x)
+    x = rows_of(xp, x)
     labels = class_labels(classlabels_int64s, classlabels_strings)
     thresholds = nodes_values if nodes_values_as_tensor is None else nodes_values_as_tensor
     weights = class_weights if class_weights_as_tensor is None else class_weights_as_tensor
@@ -61,7 +62,9 @@ def tree_ensemble_classifier(
         nodes_falsenodeids, nodes_missing_value_tracks_true, class_treeids, class_nodeids, class_ids, weights,
         len(labels), "SUM", xp.dtype_of(x),
     )  # fmt: skip
-    index, scores = _classified(xp, aggregate(xp, forest, x), base, post_transform, *_voted(class_ids, weights))
+    index, scores = _classified(
+        xp, aggregate(xp, forest, x), base, post_transform, *_voted(class_ids, weights)
+    )
     return labels_at(xp, index, labels), xp.astype(scores, np.float32)
 
 
@@ -91,19 +94,13 @@ def tree_ensemble(
     nodes_missing_value_tracks_true=None, nodes_modes, nodes_splits, nodes_trueleafs, nodes_truenodeids,
     post_transform=0, tree_roots,
 ):  # fmt: skip
-    dtype, x = xp.dtype_of(x), _rows(xp, x)
+    dtype, x = xp.dtype_of(x), rows_of(xp, x)
     forest = forest_of_splits(
         tree_roots, nodes_featureids, nodes_modes, nodes_splits, nodes_truenodeids, nodes_trueleafs,
         nodes_falsenodeids, nodes_falseleafs, nodes_missing_value_tracks_true, membership_values, leaf_targetids,
         leaf_weights, n_targets, aggregate_function, xp.dtype_of(x),
     )  # fmt: skip
     return xp.astype(transformed(xp, aggregate(xp, forest, x), TRANSFORMS[post_transform]), dtype)
-
-
-def _rows(xp: Any, x: Any) -> Any:
-    """The input as [rows, features] of float64 or float32."""
-    dtype = np.float64 if xp.dtype_of(x) == np.float64 else np.float32
-    return xp.astype(xp.reshape(x, (1, -1)) if x.ndim == 1 else x, dtype)
 
 
 def _base(values: Any) -> np.ndarray | None:

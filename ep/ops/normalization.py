@@ -39,9 +39,7 @@ def batch_normalization(
 
 
 @op("BatchNormalization", since=9)
-def batch_normalization_9(
-    xp, x, scale, b, mean, var, *, epsilon=1e-5, momentum=0.9, outputs: Outputs = 1
-):
+def batch_normalization_9(xp, x, scale, b, mean, var, *, epsilon=1e-5, momentum=0.9, outputs: Outputs = 1):
     if outputs == 1:
         return _affine_batch(xp, x, scale, b, mean, var, epsilon)
     return _train_batch(xp, x, scale, b, mean, var, epsilon, momentum)
@@ -153,7 +151,9 @@ def _stash(xp: Any, stash_type: int, *statistics: Any) -> tuple[Any, ...]:
 
     dtype = ml_dtypes.bfloat16 if stash_type == 16 else STASH_DTYPES.get(stash_type)
     if dtype is None:
-        raise InvalidInput(f"stash_type {stash_type} is not a floating-point type.", fix="use 1, 10, 11 or 16.")
+        raise InvalidInput(
+            f"stash_type {stash_type} is not a floating-point type.", fix="use 1, 10, 11 or 16."
+        )
     return tuple(xp.astype(s, dtype) for s in statistics)
 
 
@@ -190,9 +190,7 @@ def rms_factor(xp: Any, x: Any, axes: tuple[int, ...], epsilon: float) -> Any:
 
 @op("RMSNormalization", since=23, out=(1,))
 def rms_normalization(xp, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
-    return simplified_layer_normalization(
-        xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type
-    )[0]
+    return simplified_layer_normalization(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)[0]
 
 
 @op("SimplifiedLayerNormalization", out=(1, "float32"))

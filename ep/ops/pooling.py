@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ep.ops.axes import ints
 from ep.ops.convolution import channels_first, channels_last
 from ep.ops.precision import wide
 from ep.ops.windows import Windows, place
@@ -157,20 +158,34 @@ def global_lp_pool(xp, x, *, p=2):
 
 @op("MaxUnpool", since=9)
 def max_unpool(xp, x, indices, output_shape: Host = None, *, kernel_shape, pads=None, strides=None):
-    """Indices refer to the shape inferred from the attributes; `output_shape` may only enlarge that.
+    """Indices count in the tensor that was pooled: of `output_shape`, or else of the shape inferred from the attributes.
 
-    https://onnx.ai/onnx/operators/onnx__MaxUnpool.html#examples (export_with_output_shape)
+    Only MaxPool's inverse makes sense of both, but the node test of `output_shape` counts in the inferred shape:
+    https://github.com/onnx/onnx/issues/5398. So the second reading is taken when the first cannot be true.
     """
     at = place(kernel_shape, kernel_shape, strides, None, pads)
     facts = zip(x.shape[2:], at.kernel, at.strides, at.pads, strict=True)
-    inferred = [(n - 1) * s + k - lo - hi for n, k, s, (lo, hi) in facts]
-    shape = (*x.shape[:2], *inferred)
+    inferred = (*x.shape[:2], *((n - 1) * s + k - lo - hi for n, k, s, (lo, hi) in facts))
+    shape = inferred if output_shape is None else ints(output_shape)
+    if shape != inferred:
+        indices = _recounted(xp, indices, inferred, shape, at)
     empty = xp.zeros((math.prod(shape),), dtype=xp.dtype_of(x))
-    y = xp.reshape(xp.scatter(empty, (xp.reshape(indices, (-1,)),), xp.reshape(x, (-1,))), shape)
-    if output_shape is None:
-        return y
-    wanted = output_shape.tolist()
-    return xp.pad(y, [(0, target - n) for n, target in zip(shape, wanted, strict=True)])
+    return xp.reshape(xp.scatter(empty, (xp.reshape(indices, (-1,)),), xp.reshape(x, (-1,))), shape)
+
+
+def _recounted(xp: Any, indices: Any, inferred: tuple[int, ...], shape: tuple[int, ...], at: Windows) -> Any:
+    """The indices in `shape`: unchanged if each lies in the window that its place pools, else read in `inferred`."""
+    rank, inside, rest = len(at.kernel), None, indices
+    for i in reversed(range(rank)):
+        coordinate, rest = rest % shape[2 + i], rest // shape[2 + i]
+        first = np.arange(indices.shape[2 + i]) * at.strides[i] - at.pads[i][0]
+        offset = coordinate - xp.asarray(_spread(first, (i,), rank))
+        here = xp.logical_and(offset >= 0, offset < at.kernel[i])
+        inside = here if inside is None else xp.logical_and(inside, here)
+    moved, rest, step = xp.zeros_like(indices), indices, 1
+    for n, m in zip(reversed(inferred), reversed(shape), strict=True):
+        moved, rest, step = moved + rest % n * step, rest // n, step * m
+    return xp.where(xp.all(inside), indices, moved)
 
 
 @op("MaxRoiPool")
@@ -186,7 +201,8 @@ def max_roi_pool(xp, x, rois, *, pooled_shape, spatial_scale=1.0):
     ]
     tall = xp.stack(bands, axis=2)
     cells = [
-        xp.max(xp.where(columns[:, j][:, None, None, :], tall, filler), axis=3) for j in range(pooled_shape[1])
+        xp.max(xp.where(columns[:, j][:, None, None, :], tall, filler), axis=3)
+        for j in range(pooled_shape[1])
     ]
     y = xp.stack(cells, axis=3)
     filled = xp.logical_and(xp.any(rows, axis=2)[:, :, None], xp.any(columns, axis=2)[:, None, :])
@@ -208,5 +224,7 @@ def nhwc_max_pool(
     xp, x, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, pads=None, strides=None
 ):
     window = {"dilations": dilations, "pads": pads, "strides": strides}
-    y = max_pool(xp, channels_first(xp, x), kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, **window)
+    y = max_pool(
+        xp, channels_first(xp, x), kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, **window
+    )
     return channels_last(xp, y)

@@ -182,7 +182,14 @@ def _exact_conv(xp: Any, x: Any, w: Any, strides: Any, dilations: Any, group: in
     half = w.shape[axis] // 2
     parts = [slice(0, half), slice(half, w.shape[axis])]
     total = [
-        _exact_conv(xp, _read(xp, x, w, axis, part, strides, dilations, group), w[at(axis, part)], strides, dilations, group)
+        _exact_conv(
+            xp,
+            _read(xp, x, w, axis, part, strides, dilations, group),
+            w[at(axis, part)],
+            strides,
+            dilations,
+            group,
+        )
         for part in parts
     ]
     return total[0] + total[1]

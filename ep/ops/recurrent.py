@@ -66,7 +66,9 @@ class Layer:
 
     def _function(self, xp: Any, name: str, alpha: Any, beta: Any) -> Activation:
         if name.lower() not in ACTIVATIONS:
-            raise InvalidInput(f"activation {name!r} is unknown.", fix=f"use one of {', '.join(ACTIVATIONS)}.")
+            raise InvalidInput(
+                f"activation {name!r} is unknown.", fix=f"use one of {', '.join(ACTIVATIONS)}."
+            )
         function, a, b = ACTIVATIONS[name.lower()]
         a = a if a is None else next(alpha, a)
         b = b if b is None else next(beta, b)
@@ -195,9 +197,7 @@ def lstm_cell(
     return _project(xp, x, w, None if b is None else sum(_biases(b))), step
 
 
-def lstm_step(
-    functions: Sequence[Activation], recurrent: Activation, p: Any, input_forget: int
-) -> Step:
+def lstm_step(functions: Sequence[Activation], recurrent: Activation, p: Any, input_forget: int) -> Step:
     """One step of an LSTM; `recurrent` is the product of the hidden state and its weights."""
     f, g, h = functions
     pi, po, pf = (0, 0, 0) if p is None else _gates(p, 3)
@@ -234,7 +234,9 @@ def gru(
     activations=None, clip=None, direction="forward", hidden_size=None, layout=0, linear_before_reset=0,
     output_sequence=0,
 ):  # fmt: skip
-    layer = Layer(("Sigmoid", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout)
+    layer = Layer(
+        ("Sigmoid", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout
+    )
     cell = partial(gru_cell, linear_before_reset=linear_before_reset)
     return run_layer(xp, layer, cell, x, (w, r, b), sequence_lens, (initial_h,))
 

@@ -16,7 +16,9 @@ from ep.ops.axes import axes_of
 from ep.ops.precision import wide_dtype
 from ep.registry import Host, op
 
-Scale = Fraction | np.float32  # exact when it comes from sizes; float32 arithmetic when the model gives a float
+Scale = (
+    Fraction | np.float32
+)  # exact when it comes from sizes; float32 arithmetic when the model gives a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,9 @@ def _pick(xp: Any, x: Any, reading: Reading) -> Any:
     out = len(index)
     if n and out % n == 0 and np.array_equal(index, np.arange(out) // (out // n)):
         shape = list(x.shape)
-        grown = xp.broadcast_to(xp.expand_dims(x, axis + 1), (*shape[: axis + 1], out // n, *shape[axis + 1 :]))
+        grown = xp.broadcast_to(
+            xp.expand_dims(x, axis + 1), (*shape[: axis + 1], out // n, *shape[axis + 1 :])
+        )
         return xp.reshape(grown, (*shape[:axis], out, *shape[axis + 1 :]))
     steps = set(np.diff(index).tolist())
     if len(steps) == 1 and min(steps) > 0:

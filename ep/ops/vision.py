@@ -221,9 +221,7 @@ def _corner_terms(
 
 
 @op("CropAndResize", domain="com.microsoft")
-def crop_and_resize(
-    xp, x, rois, batch_indices, crop_size: Host, *, extrapolation_value=0.0, mode="bilinear"
-):
+def crop_and_resize(xp, x, rois, batch_indices, crop_size: Host, *, extrapolation_value=0.0, mode="bilinear"):
     height, width = crop_size.tolist()
     corners = wide(xp, rois)
     points = [
@@ -234,7 +232,10 @@ def crop_and_resize(
     points = [xp.reshape(xp.broadcast_to(p, shape), (rois.shape[0], -1)) for p in points]
     inside = [xp.logical_and(p >= 0, p <= n - 1) for p, n in zip(points, x.shape[2:], strict=True)]
     if mode == "nearest":
-        taps = [[tap_inside(xp, xp.round(p), xp.ones_like(p), n)] for p, n in zip(points, x.shape[2:], strict=True)]
+        taps = [
+            [tap_inside(xp, xp.round(p), xp.ones_like(p), n)]
+            for p, n in zip(points, x.shape[2:], strict=True)
+        ]
     else:
         taps = [
             [tap_inside(xp, q, w, n) for q, w in linear_taps(xp, p)]

@@ -1,0 +1,281 @@
+"""Does the command line answer, in words and in JSON, and are its exit codes and errors honest?"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from ep import cli, discovery
+from ep.discovery import Report
+from ep.errors import BackendUnavailable
+
+OK, FAILED, USAGE, UNAVAILABLE = 0, 1, 2, 3
+
+
+def write(path: Path, body: str, header: str = 'ir_version: 10, opset_import: ["": 21]') -> str:
+    onnx.save(parser.parse_model(f"<{header}> {body}"), path)
+    return str(path)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return write(
+        tmp_path / "double.onnx",
+        "g (float[batch, 3] x, int64[batch] ids) => (float[batch, 3] y, int64[batch] same)"
+        "{ y = Add(x, x)\n same = Identity(ids) }",
+    )
+
+
+@pytest.fixture
+def ep(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs one command in this process: its exit code, what it printed, and its errors."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = cli.main(arguments)
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+# ep run
+
+
+def test_run_prints_outputs_and_times(ep, model):
+    code, out, _ = ep("run", model, "--device", "host", "--repeat", "2")
+    assert code == OK
+    assert all(word in out for word in ("double.onnx", "float32[1, 3]", "random", "first run", "of 2 runs"))
+
+
+def test_run_reads_files(ep, model, tmp_path):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "both.npz", ids=np.array([7, 8]), other=x)
+    inputs = ("--input", f"x={tmp_path}/x.npy", "--input", f"ids={tmp_path}/both.npz")
+    code, out, _ = ep("run", model, "--device", "host", *inputs, "--save", f"{tmp_path}/y.npz", "--json")
+    assert code == OK
+    result = json.loads(out)
+    assert result["outputs"]["y"] == {
+        "type": "float32[2, 3]", "first": [0, 2, 4, 6, 8, 10], "min": 0, "max": 10, "mean": 5
+    }  # fmt: skip
+    assert result["inputs"]["x"]["source"].endswith("x.npy")
+    with np.load(tmp_path / "y.npz") as saved:
+        np.testing.assert_array_equal(saved["y"], 2 * x)
+        np.testing.assert_array_equal(saved["same"], [7, 8])
+
+
+def test_run_makes_random_inputs_of_the_sizes_asked_for(ep, model):
+    code, out, _ = ep("run", model, "--device", "host", "--dim", "batch=5", "--json")
+    result = json.loads(out)
+    assert code == OK and result["inputs"]["x"]["type"] == "float32[5, 3]"
+    assert result["seconds"]["warm_runs"] == 0
+    again = json.loads(ep("run", model, "--device", "host", "--dim", "batch=5", "--json")[1])
+    assert again["outputs"] == result["outputs"]
+    assert (
+        json.loads(ep("run", model, "--seed", "1", "--device", "host", "--json")[1])["outputs"]
+        != again["outputs"]
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "double", "int8", "uint8", "int32", "bool", "string", "complex64"]
+)
+def test_run_makes_random_inputs_of_every_kind(ep, tmp_path, dtype):
+    path = write(tmp_path / "m.onnx", f"g ({dtype}[2, ?] x) => ({dtype}[2, ?] y) {{ y = Identity(x) }}")
+    code, out, err = ep("run", path, "--device", "host", "--json")
+    assert code == OK, err
+    assert json.loads(out)["outputs"]["y"]["type"].endswith("[2, 1]")
+
+
+def test_run_shows_the_plan(ep, model):
+    code, out, _ = ep("run", model, "--device", "host", "--plan")
+    assert code == OK and "ai.onnx::Add" in out
+    code, out, _ = ep("run", model, "--device", "host", "--plan", "--json")
+    assert code == OK and json.loads(out)["plan"]["nodes"][0]["op"].startswith("ai.onnx::")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "facts"),
+    [
+        (["--input", "z=random"], USAGE, ["names no input", "'x', 'ids'"]),
+        (["--input", "x"], USAGE, ["names no input"]),
+        (["--input", "x={dir}/absent.npy"], USAGE, ["absent.npy", "No such file"]),
+        (["--input", "x={dir}/objects.npy"], USAGE, ["objects.npy", "without Python objects"]),
+        (["--input", "x={dir}/two.npz"], USAGE, ["holds no array 'x'", "'a', 'b'"]),
+        (["--input", "x={dir}/wide.npy"], USAGE, ["'x' has dtype float64", "float32"]),
+        (["--dim", "bach=2"], USAGE, ["--dim bach", "Did you mean 'batch'?"]),
+        (["--dim", "batch"], USAGE, ["NAME=N"]),
+        (["--repeat", "-1"], USAGE, ["--repeat"]),
+        (["--device", "jux"], USAGE, ["unknown device", "'jax'"]),
+        (["--device", "tpu"], UNAVAILABLE, ["tpu"]),
+        (["--save", "{dir}/no/such/folder.npz"], USAGE, ["folder.npz", "cannot be written"]),
+    ],
+)
+def test_run_with_wrong_arguments(ep, model, tmp_path, arguments, code, facts):
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "wide.npy", np.zeros((1, 3)))
+    np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
+    arguments = [a.replace("{dir}", str(tmp_path)) for a in arguments]
+    result, out, err = ep(
+        "run", model, *([] if "--device" in arguments else ["--device", "host"]), *arguments
+    )
+    assert result == code, err
+    assert [fact for fact in facts if fact not in err] == [], err
+    assert "Traceback" not in err and out == ""
+
+
+def test_run_a_model_that_cannot_run(ep, tmp_path):
+    path = write(tmp_path / "m.onnx", "g (float[n] x) => (float[n] y) { y = Frobnicate(x) }")
+    code, out, err = ep("run", path)
+    assert (
+        (code, out) == (FAILED, "") and "UnsupportedModel" in err and "Frobnicate" in err and "Fix: " in err
+    )
+    code, out, err = ep("run", path, "--json")
+    assert (code, err) == (FAILED, "")
+    assert json.loads(out)["error"]["kind"] == "UnsupportedModel"
+
+
+def test_run_fails_in_a_node(ep, tmp_path):
+    path = write(tmp_path / "m.onnx", "g (float[n] x, float[m] y) => (float[k] z) { z = MatMul(x, y) }")
+    code, _, err = ep("run", path, "--dim", "n=2", "--dim", "m=3", "--device", "host")
+    assert code == FAILED and "MatMul" in err and "float32[2], float32[3]" in err
+
+
+# ep inspect
+
+
+def test_inspect_says_what_is_in_a_model(ep, model):
+    code, out, _ = ep("inspect", model)
+    assert code == OK
+    assert all(
+        text in out for text in ("x: float32[batch, 3]", "same: int64[batch]", "ai.onnx 21", "Add 1", "cpu:0")
+    )
+
+
+def test_inspect_says_what_a_provider_does_not_take_and_why(ep, tmp_path):
+    path = write(
+        tmp_path / "m.onnx",
+        "g (string[n] s, float[n] x) => (bool[n] t, float[n] y)"
+        "{ t = Equal(s, s)\n c = Constant <value: tensor = float[1] {2.0}> ()\n y = Mul(x, c) }",
+    )
+    code, out, _ = ep("inspect", path, "--json")
+    summary = json.loads(out)
+    assert code == OK and summary["operators"] == {"Equal": 1, "Constant": 1, "Mul": 1}
+    assert (summary["weights"], summary["weight_bytes"]) == (1, 4)
+    reports = {r["name"]: r for r in summary["providers"]}
+    assert reports["cpu"]["taken"] == reports["cpu"]["total"] == 2
+    for report in reports.values():
+        if report["name"] != "cpu" and not report["unavailable"]:
+            (refusal,) = report["refusals"]
+            assert refusal["op"].startswith("ai.onnx::Equal") and refusal["reason"] and report["taken"] == 1
+
+
+def test_inspect_a_model_that_nothing_can_run(ep, tmp_path):
+    path = write(tmp_path / "m.onnx", "g (float[n] x) => (float[n] y) { y = Frobnicate(x) }")
+    code, out, _ = ep("inspect", path)
+    assert code == FAILED and "x: float32[n]" in out and "Frobnicate" in out
+    assert "Frobnicate" in json.loads(ep("inspect", path, "--json")[1])["problems"]
+
+
+def test_inspect_a_file_that_is_no_model(ep):
+    code, _, err = ep("inspect", __file__)
+    assert code == FAILED and "InvalidModel" in err
+
+
+# ep doctor
+
+
+def test_doctor_runs_a_model_on_every_provider(ep):
+    code, out, _ = ep("doctor", "--json")
+    report = json.loads(out)
+    found = {p["name"]: p for p in report["providers"]}
+    assert found["cpu"]["problem"] == {} and found["cpu"]["seconds"] > 0
+    assert code == (OK if report["works"] else UNAVAILABLE)
+    assert report["auto"].endswith("cpu (cpu:0)") and report["packages"]["numpy"]
+
+
+def test_doctor_says_why_a_provider_does_not_work(ep, monkeypatch):
+    problem = BackendUnavailable(
+        "provider 'mlx' is not installed.", why="no module 'mlx'.", fix="install it."
+    )
+    monkeypatch.setattr(
+        discovery, "survey", lambda: [Report("cpu", "cpu:0", "2.0"), Report("mlx", problem=problem)]
+    )
+    code, out, _ = ep("doctor")
+    assert code == UNAVAILABLE
+    assert all(
+        text in out for text in ("not installed", "no module 'mlx'", "install it.", "Only NumPy works here")
+    )
+
+
+# ep demo
+
+needs_magika = pytest.mark.skipif(
+    importlib.util.find_spec("magika") is None, reason="magika is not installed"
+)
+
+
+@needs_magika
+def test_demo_tells_file_types_like_magika_itself(ep, tmp_path):
+    from magika import Magika
+
+    files = {
+        "a.py": "import os\n\n\ndef main():\n    print(os.getcwd())\n" * 3,
+        "a.json": '{"a": [1, 2, 3], "b": null}',
+    }
+    files |= {
+        "a.html": "<!doctype html><html><body><p>Hello</p></body></html>",
+        "a.csv": "a,b,c\n1,2,3\n4,5,6\n" * 400,
+    }
+    paths = [tmp_path / name for name in files]
+    for path in paths:
+        path.write_text(f"\n {files[path.name]} \n\n", encoding="utf-8")
+    code, out, _ = ep("demo", *map(str, paths), "--json")
+    report = json.loads(out)
+    assert code == OK and len(report["timings"]) >= 2
+    assert max(timing["difference"] for timing in report["timings"]) < 1e-3
+    magika = Magika()
+    for path, said in zip(paths, report["predictions"], strict=True):
+        expected = magika.identify_path(path).prediction
+        assert said["type"] == expected.dl.label and said["score"] == pytest.approx(expected.score, abs=1e-3)
+
+
+def test_demo_without_its_model(ep, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = ep("demo")
+    assert code == UNAVAILABLE and "magika" in err and "ep-runtime[demo]" in err
+
+
+# The program
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["run"], ["run", "m.onnx", "--frob"]])
+def test_wrong_usage(ep, arguments):
+    code, _, err = ep(*arguments)
+    assert code == USAGE and "usage: ep" in err
+
+
+def test_version_and_help(ep):
+    assert ep("--version")[:2] == (OK, f"ep-runtime {importlib.import_module('ep').__version__}\n")
+    code, out, _ = ep("--help")
+    assert code == OK and all(command in out for command in ("run", "inspect", "doctor", "demo"))
+
+
+def test_the_installed_program_passes_its_exit_code_on(tmp_path):
+    program = Path(sys.executable).with_name("ep")
+    done = subprocess.run(
+        [program, "inspect", "absent.onnx"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == FAILED and done.stderr.startswith("InvalidModel: ")

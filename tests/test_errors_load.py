@@ -1,0 +1,282 @@
+"""What is a user told when a model cannot be loaded, or feeds do not fit? The facts of each text are pinned."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+import ep
+from ep.errors import BackendUnavailable, EpError, InvalidInput, InvalidModel, UnsupportedModel
+
+F32 = TensorProto.FLOAT
+
+
+def text(body: str, header: str = 'ir_version: 10, opset_import: ["": 21]') -> onnx.ModelProto:
+    return parser.parse_model(f"<{header}> {body}")
+
+
+def graph(*nodes: Any, outputs: tuple[str, ...] = ("y",), opset: int = 21) -> onnx.ModelProto:
+    """A model of these nodes on an input x, checked by nobody."""
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", F32, ["n"])],
+        [helper.make_tensor_value_info(name, F32, None) for name in outputs],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def fails(kind: type[EpError], source: Any, *facts: str, **arguments: Any) -> EpError:
+    """Loading raises exactly this kind of error, which says what to do and contains these facts."""
+    with pytest.raises(EpError) as caught:
+        ep.load(source, arguments.pop("device", "host"), **arguments)
+    error = caught.value
+    assert isinstance(error, kind), f"{type(error).__name__}: {error}"
+    assert error.fix, str(error)
+    assert [fact for fact in facts if fact not in str(error)] == [], str(error)
+    return error
+
+
+# Feeds.
+
+ADD = text("g (float[n, 3] a, float[n, 3] b) => (float[n, 3] c) { c = Add(a, b) }")
+TWO = np.zeros((2, 3), np.float32)
+
+
+@pytest.fixture(scope="module")
+def session() -> ep.InferenceSession:
+    return ep.load(ADD, "host")
+
+
+@pytest.mark.parametrize(
+    ("feeds", "facts"),
+    [
+        ({"a": TWO}, ["'b' is missing", "float32[n, 3]"]),
+        ({"a": TWO, "b": TWO, "bb": TWO}, ["'bb' is not an input", "Did you mean 'b'?"]),
+        ({"a": TWO, "b": TWO.astype(np.float64)}, ["'b' has dtype float64", "needs float32"]),
+        ({"a": TWO, "b": TWO.astype(np.int32)}, ["'b' has dtype int32", ".astype"]),
+        ({"a": TWO, "b": TWO[0]}, ["'b' has rank 1", "float32[n, 3]"]),
+        ({"a": TWO, "b": TWO[:, :2]}, ["'b' has 2 at axis 1"]),
+        ({"a": TWO, "b": TWO[:1]}, ["dimension 'n' is 2 in 'a'", "'b' has 1 at axis 0"]),
+        ({"a": TWO, "b": object()}, ["'b' is a object", "__array__"]),
+        ({"a": TWO, "b": [[1, 2, 3], [4]]}, ["'b' is a ragged list"]),
+    ],
+    ids=["missing", "extra", "float64", "int32", "rank", "size", "symbol", "object", "ragged"],
+)
+def test_feeds_that_do_not_fit(session, feeds, facts):
+    with pytest.raises(InvalidInput) as caught:
+        session.run(None, feeds)
+    assert [fact for fact in facts if fact not in str(caught.value)] == [], str(caught.value)
+    assert caught.value.fix
+
+
+def test_all_problems_of_the_feeds_come_in_one_error(session):
+    with pytest.raises(InvalidInput) as caught:
+        session.run(None, {"a": TWO[0], "c": TWO})
+    assert all(f"'{name}'" in str(caught.value) for name in "abc")
+
+
+def test_an_unknown_output(session):
+    with pytest.raises(InvalidInput, match="no output 'd'"):
+        session.run(["d"], {"a": TWO, "b": TWO})
+
+
+# Operators.
+
+
+def test_an_unknown_operator():
+    fails(
+        UnsupportedModel, graph(helper.make_node("Frobnicate", ["x"], ["y"], name="f")), "Frobnicate", "'f'"
+    )
+
+
+def test_an_unknown_domain():
+    model = graph(helper.make_node("Relu", ["x"], ["y"], name="f", domain="com.example"))
+    fails(InvalidModel, model, "'com.example'", "'f'", "does not import")
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    fails(UnsupportedModel, model, "com.example::Relu", "'f'", "@op(")
+
+
+def test_an_unknown_attribute():
+    model = graph(helper.make_node("Relu", ["x"], ["y"], name="f", slope=0.5))
+    fails(InvalidModel, model, "'f'", "unknown attribute 'slope'")
+
+
+def test_a_missing_attribute():
+    fails(
+        InvalidModel,
+        graph(helper.make_node("Cast", ["x"], ["y"], name="f")),
+        "'f'",
+        "required attribute 'to'",
+    )
+
+
+def test_too_many_and_too_few_inputs():
+    fails(InvalidModel, graph(helper.make_node("Relu", ["x", "x"], ["y"])), "has 2 inputs", "at most 1")
+    fails(InvalidModel, graph(helper.make_node("Add", ["x"], ["y"])), "lacks the required input 'b'")
+
+
+def test_a_future_opset():
+    fails(
+        UnsupportedModel, graph(helper.make_node("Relu", ["x"], ["y"]), opset=9999), "opset 9999", "upgrade"
+    )
+
+
+def test_an_operator_newer_than_its_opset():
+    fails(UnsupportedModel, graph(helper.make_node("Gelu", ["x"], ["y"]), opset=13), "Gelu-13")
+
+
+def test_all_problems_of_a_model_come_in_one_error():
+    nodes = [
+        helper.make_node("Frobnicate", ["x"], ["a"], name="first"),
+        helper.make_node("Frobnicate", ["a"], ["b"], name="second"),
+        helper.make_node("Gronk", ["b"], ["y"], name="third"),
+    ]
+    fails(
+        UnsupportedModel,
+        graph(*nodes),
+        "2 problems",
+        "Frobnicate",
+        "2 nodes: 'first', 'second'",
+        "Gronk",
+        "'third'",
+    )
+
+
+def test_all_invalid_nodes_come_in_one_error():
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="first", slope=0.5),
+        helper.make_node("Relu", ["nowhere"], ["b"], name="second"),
+        helper.make_node("Add", ["a", "b", "b"], ["y"], name="third"),
+    ]
+    fails(InvalidModel, graph(*nodes), "'first'", "'slope'", "'second'", "'nowhere'", "'third'", "3 inputs")
+
+
+# Graphs.
+
+
+def test_a_cycle():
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["a"], name="one"),
+        helper.make_node("Relu", ["a"], ["b"], name="two"),
+    ]
+    fails(InvalidModel, graph(*nodes, outputs=("b",)), "cycl")
+
+
+def test_a_dangling_input():
+    fails(InvalidModel, graph(helper.make_node("Relu", ["nowhere"], ["y"], name="f")), "'f'", "'nowhere'")
+
+
+def test_a_dangling_output():
+    fails(InvalidModel, graph(helper.make_node("Relu", ["x"], ["a"])), "'y'")
+
+
+def test_a_value_with_two_producers():
+    fails(
+        InvalidModel,
+        graph(helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["y"])),
+        "'y'",
+    )
+
+
+# Files.
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A model with its weights in a second file."""
+    weights = helper.make_tensor("w", F32, [64], np.arange(64, dtype=np.float32).tobytes(), raw=True)
+    model = graph(helper.make_node("Add", ["x", "w"], ["y"]))
+    model.graph.initializer.append(weights)
+    onnx.external_data_helper.convert_model_to_external_data(model, location="m.data", size_threshold=0)
+    onnx.save(model, tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def test_the_model_is_sound(path):
+    (y,) = ep.load(path, "host").run(None, {"x": np.zeros(64, np.float32)})
+    assert y[63] == 63
+
+
+def test_a_missing_file(tmp_path):
+    fails(InvalidModel, tmp_path / "absent.onnx", "absent.onnx", "No such file")
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.9])
+def test_a_truncated_file(tmp_path, kept):
+    content = text("g (float[n] x) => (float[n] y) { y = Relu(x) }").SerializeToString()
+    (tmp_path / "m.onnx").write_bytes(content[: int(len(content) * kept)])
+    fails(InvalidModel, tmp_path / "m.onnx", "m.onnx", "complete")
+
+
+def test_something_that_is_no_model(tmp_path):
+    (tmp_path / "m.onnx").write_text("version 1\noid sha256:0\nsize 12\n", encoding="utf-8")
+    fails(InvalidModel, tmp_path / "m.onnx", "m.onnx")
+
+
+def test_missing_external_data(path):
+    path.with_name("m.data").unlink()
+    fails(InvalidModel, path, "'m.data'", "'w'", "No such file")
+
+
+def test_truncated_external_data(path):
+    os.truncate(path.with_name("m.data"), 100)
+    fails(InvalidModel, path, "'m.data'", "'w'", "256 bytes", "100 bytes")
+
+
+@pytest.mark.parametrize("location", ["../secret.data", "a/../../secret.data", "{absolute}", "link.data"])
+def test_external_data_outside_the_folder(path, location):
+    folder = path.parent / "inner"
+    folder.mkdir()
+    secret = path.parent / "secret.data"
+    path.with_name("m.data").rename(secret)
+    (folder / "link.data").symlink_to(secret)
+    model = onnx.load(path, load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = location.format(absolute=secret)
+    onnx.save(model, folder / "m.onnx")
+    fails(InvalidModel, folder / "m.onnx", "'w'", "outside")
+
+
+def test_external_data_of_a_model_without_a_folder(path):
+    fails(InvalidModel, path.read_bytes(), "'m.data'", "load the model by its path")
+
+
+# Providers.
+
+
+def test_an_unknown_device():
+    fails(InvalidInput, ADD, "'jux'", "Did you mean 'jax'?", device="jux")
+
+
+def test_a_device_that_is_not_here():
+    fails(BackendUnavailable, ADD, "tpu", device="tpu")
+
+
+def test_a_provider_that_is_not_installed(monkeypatch):
+    from importlib.metadata import EntryPoint
+
+    from ep import discovery
+
+    entry = EntryPoint("jax", "library_that_is_not_here:provider", discovery.GROUP)
+    known = dict(discovery.entry_points()) | {"jax": entry}
+    monkeypatch.setattr(discovery, "entry_points", lambda: known)
+    fails(
+        BackendUnavailable,
+        ADD,
+        "'jax' is not installed",
+        "library_that_is_not_here",
+        "pip install",
+        device="jax",
+    )
+
+
+def test_an_unknown_option():
+    fails(InvalidInput, ADD, "'complie'", "Did you mean 'compile'?", options={"complie": "off"})
