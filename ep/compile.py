@@ -97,21 +97,23 @@ class Executable:
     def run(self, env: dict[Any, Any]) -> dict[Any, Any]:
         """Adds the outputs to `env`, which holds the inputs. Groups that cannot be traced are cut and run again."""
         while True:
-            attempt = dict(env)
+            attempt, runnables = dict(env), self.runnables
             try:
-                for group in self.runnables:
+                for group in runnables:
                     group.run(attempt)
                 break
             except Untraceable as signal:
-                self._cut(signal)
+                self._cut(signal, runnables)
         for value in self.outputs:
             if value not in attempt:
                 attempt[value] = self.constants[value]
         return attempt
 
-    def _cut(self, signal: Untraceable) -> None:
-        step = getattr(signal, "step", None)
+    def _cut(self, signal: Untraceable, runnables: tuple[Any, ...]) -> None:
+        step = signal.step
         with self._lock:
+            if runnables is not self.runnables:  # another thread has planned again meanwhile
+                return
             if step is None or id(step) in self._control:
                 raise ExecutionError(
                     f"node '{getattr(step, 'name', '?')}' reads a value that its provider cannot give.",

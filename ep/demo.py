@@ -211,8 +211,7 @@ def _compared(timing: Timing, scores: np.ndarray, reference: np.ndarray) -> Timi
 
 
 def _shown(path: Path) -> str:
-    """The path as short as it is clear."""
-    for base in (Path.cwd(), Path(__file__).parent.parent):
-        if path.resolve().is_relative_to(base):
-            return str(path.resolve().relative_to(base))
-    return f"{path.parent.name}/{path.name}"
+    """The path from here, from the checkout or from the installed packages: whatever is shortest."""
+    bases = (Path.cwd(), Path(__file__).parent.parent, _model_directory().parents[2])
+    inside = [str(path.resolve().relative_to(b)) for b in bases if path.resolve().is_relative_to(b)]
+    return min(inside, key=len, default=str(path))

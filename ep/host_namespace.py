@@ -152,7 +152,7 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[np.ndarr
 
 
 def take(x: Any, indices: Any, axis: int = 0) -> np.ndarray:
-    return np.asarray(np.take(x, indices, axis=axis))
+    return np.asarray(np.take(x, indices, axis=axis), dtype=x.dtype)  # names the dtype for a single string
 
 
 _SCATTER = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}

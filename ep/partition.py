@@ -45,11 +45,11 @@ def partition(
 ) -> list[Group]:
     """Convex groups in an order that respects every edge; edges only lead to the same or to later stages."""
     stages = Stages(facts, placements, control)
-    grouped: dict[tuple[int, str, int], list[Step]] = {}
-    for step in steps:
-        key = stages.assign(step)
-        if key is not None:
-            grouped.setdefault(key, []).append(step)
+    moving = [step for step in steps if stages.assign(step) is not None]
+    stages.sink(moving)
+    grouped: dict[Key, list[Step]] = {}
+    for step in moving:
+        grouped.setdefault(stages.key(step), []).append(step)
     outputs = tuple(outputs)
     static_outputs = [v for v in outputs if v in facts.static and v not in constants]
     groups = [
@@ -62,27 +62,53 @@ def partition(
     return groups
 
 
+Key = tuple[int, str, int]  # stage, kind, and a number that keeps control steps apart (0 for others)
+
+
 class Stages:
-    """Assigns each step the earliest stage at which all that it reads exists where it reads it."""
+    """Finds a group for each step: first the earliest one possible, then a later one that saves a group."""
 
     def __init__(self, facts: Facts, placements: dict[int, Placement], control: set[int]) -> None:
         self.facts, self.placements, self.control = facts, placements, control
-        self.of: dict[Any, tuple[int, str, int]] = {}  # value → key of its group
+        self.of: dict[Any, Key] = {}  # value → key of its group
+        self._edges: dict[int, list[tuple[Any, bool]]] = {}  # id(step) → values it reads, and whether on the host
 
-    def assign(self, step: Step) -> tuple[int, str, int] | None:
-        """(stage, kind, 0 or a number that keeps control steps apart); `None` for static steps."""
-        facts = self.facts
-        if step.outputs and all(v is None or v in facts.static for v in step.outputs):
+    def assign(self, step: Step) -> Key | None:
+        """The first group at whose time all that the step reads exists where it reads it; `None` for static steps."""
+        if step.outputs and all(v is None or v in self.facts.static for v in step.outputs):
             return None
         kind = self._kind(step)
-        fetched = facts.host_inputs(step) if kind not in (HOST, CONTROL) else set()
-        stage = 0
-        for value in step.reads():
-            for source in facts.roots.get(value, ()) if value in facts.static else (value,):
-                stage = max(stage, self._after(source, kind, source in fetched))
-        key = (stage, kind, id(step) if kind == CONTROL else 0)
+        edges = self._edges[id(step)] = list(self._sources(step, kind))
+        stage = max([self._after(value, kind, fetched) for value, fetched in edges], default=0)
+        return self._put(step, (stage, kind, id(step) if kind == CONTROL else 0))
+
+    def key(self, step: Step) -> Key:
+        return next(self.of[v] for v in step.outputs if v is not None)
+
+    def sink(self, steps: Sequence[Step]) -> None:
+        """Moves compiled steps to later groups of their provider, where all that reads them allows it."""
+        keys = {self.key(step) for step in steps}
+        readers: dict[Any, list[tuple[Key, bool]]] = {}
+        for step in reversed(steps):
+            stage, kind, number = self.key(step)
+            users = [user for v in step.outputs for user in readers.get(v, ())]
+            if users and kind not in (HOST, CONTROL):
+                last = min(s if k == kind and not fetched else s - 1 for (s, k, _), fetched in users)
+                stage = max(s for s, k, _ in keys if k == kind and stage <= s <= max(last, stage))
+                self._put(step, (stage, kind, number))
+            for value, fetched in self._edges[id(step)]:
+                readers.setdefault(value, []).append((self.key(step), fetched))
+
+    def _put(self, step: Step, key: Key) -> Key:
         self.of.update({v: key for v in step.outputs if v is not None})
         return key
+
+    def _sources(self, step: Step, kind: str) -> Iterable[tuple[Any, bool]]:
+        facts = self.facts
+        fetched = facts.host_inputs(step) if kind not in (HOST, CONTROL) else set()
+        for value in step.reads():
+            for source in facts.roots.get(value, ()) if value in facts.static else (value,):
+                yield source, source in fetched
 
     def _kind(self, step: Step) -> str:
         if id(step) in self.control or (step.bodies and not self.facts.pure(step)):

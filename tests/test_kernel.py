@@ -41,6 +41,11 @@ class TestNodes:
         assert strings.supported == (provider.name == "cpu")
         assert strings or "strings" in strings.reason
 
+    def test_operators_of_the_host_stay_there(self, provider):
+        match = provider.supports_op(node("NonMaxSuppression", ["boxes", "scores"]))
+        assert match.supported == (provider.name == "cpu")
+        assert match or match.reason == "how many boxes it selects depends on their values"
+
     def test_dtypes_may_be_given(self, provider):
         """The planner knows more than the file declares."""
         match = provider.supports_op(node("Add", ["a", "b"]), dtypes=([np.dtype(object)] * 2, [None]))

@@ -24,6 +24,21 @@ def provider(request):
     made.shutdown()
 
 
+class Broken:
+    """Storage that fails when it is read, but not before `started`."""
+
+    def __init__(self, started=None):
+        self.started = started
+
+    def pointer(self):
+        return 64
+
+    def read(self, size):
+        if self.started is not None:
+            self.started.wait(10)
+        raise ExecutionError("the cable broke.")
+
+
 class TestContract:
     def test_the_seed_methods_are_all_there(self):
         required = set(
@@ -92,6 +107,19 @@ class TestLifecycle:
         provider.shutdown()
         assert fence.done() and target.storage("read").read(1 << 24).all()
         target.into_raw()
+
+    def test_shutdown_tells_of_a_failed_copy_and_ends_all_the_same(self, provider):
+        fresh = ArrayProvider(provider.backend)
+        fresh.initialize(EpConfig())
+        buffer = fresh.allocate(4, 4)
+        fence = fresh.copy_async(DeviceBuffer(Broken(), DeviceId.cpu(), 4, 1, borrowed=True), buffer, 4)
+        with pytest.raises(ExecutionError, match="cable"):
+            fence.wait(10)
+        with pytest.raises(ExecutionError, match="cable"):
+            fresh.shutdown()
+        with pytest.raises(NotInitialised):
+            fresh.allocate(4, 4)
+        buffer.into_raw()
 
     def test_options_of_others_are_ignored_and_unknown_ones_refused(self, provider):
         name = provider.name
@@ -196,16 +224,8 @@ class TestFences:
         assert fence.done() and fence.wait() is None
 
     def test_failures_reach_wait_and_sync(self, provider):
-        class Broken:
-            def pointer(self):
-                return 64
-
-            def read(self, size):
-                started.wait(10)
-                raise ExecutionError("the cable broke.")
-
         started = threading.Event()
-        source = DeviceBuffer(Broken(), DeviceId.cpu(), 4, 1, borrowed=True)
+        source = DeviceBuffer(Broken(started), DeviceId.cpu(), 4, 1, borrowed=True)
         target = provider.allocate(4, 4)
         fence = provider.copy_async(source, target, 4)
         assert not fence.done()

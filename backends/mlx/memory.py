@@ -81,6 +81,7 @@ def _wrap(array: np.ndarray) -> mx.array:
 
 def copy(array: np.ndarray) -> mx.array:
     """Return a copy in MLX's memory, of the same dtype."""
+    array = np.asarray(array, order="C")  # MLX refuses negative strides
     if array.dtype == ml_dtypes.bfloat16:
         return mx.array(array.view(np.uint16)).view(mx.bfloat16)
     return mx.array(array, mlx_dtype(array.dtype))

@@ -19,7 +19,6 @@ from ep.backends.mlx.products import einsum, matmul  # noqa: F401
 from ep.backends.mlx.windows import conv, conv_transpose, pool, windows  # noqa: F401
 from ep.program import Untraceable
 
-
 # Conversion
 
 
@@ -158,11 +157,13 @@ def fmod(a: Any, b: Any) -> mx.array:
 
 def left_shift(a: Any, b: Any) -> mx.array:
     bits = 8 * a.dtype.size  # a shift by that much or more is undefined in MLX
+    b = mx.array(b, a.dtype) if isinstance(b, int) else b  # a condition without an array would make int32
     return mx.where(b >= bits, 0, mx.left_shift(a, mx.where(b >= bits, 0, b)))
 
 
 def right_shift(a: Any, b: Any) -> mx.array:
     bits = 8 * a.dtype.size
+    b = mx.array(b, a.dtype) if isinstance(b, int) else b
     if mx.issubdtype(a.dtype, mx.signedinteger):
         return mx.right_shift(a, mx.minimum(b, bits - 1))
     return mx.where(b >= bits, 0, mx.right_shift(a, mx.where(b >= bits, 0, b)))
@@ -215,11 +216,17 @@ def softmax(x: Any, axis: int = -1) -> mx.array:
 
 
 def argmax(x: Any, axis: int, keepdims: bool = False) -> mx.array:
-    return mx.argmax(_sortable(x), axis=axis, keepdims=keepdims).astype(mx.int64)  # MLX: uint32
+    return _position(mx.argmax, x, axis, keepdims)
 
 
 def argmin(x: Any, axis: int, keepdims: bool = False) -> mx.array:
-    return mx.argmin(_sortable(x), axis=axis, keepdims=keepdims).astype(mx.int64)
+    return _position(mx.argmin, x, axis, keepdims)
+
+
+def _position(find: Any, x: Any, axis: int, keepdims: bool) -> mx.array:
+    if x.size == 0 and x.shape[axis]:  # MLX refuses empty arrays, also where there is nothing to find
+        return mx.zeros_like(mx.sum(x, axis=axis, keepdims=keepdims)).astype(mx.int64)
+    return find(_sortable(x), axis=axis, keepdims=keepdims).astype(mx.int64)  # MLX gives uint32
 
 
 # Order

@@ -42,7 +42,9 @@ def _spread(x: Any, spread: Any) -> mx.array:
     for axis, s in enumerate(spread, start=2):
         if s > 1:
             n = x.shape[axis]
-            wide = mx.pad(mx.expand_dims(x, axis + 1), [(0, s - 1 if i == axis + 1 else 0) for i in range(x.ndim + 1)])
+            wide = mx.pad(
+                mx.expand_dims(x, axis + 1), [(0, s - 1 if i == axis + 1 else 0) for i in range(x.ndim + 1)]
+            )
             x = mx.flatten(wide, axis, axis + 1)[(slice(None),) * axis + (slice(0, (n - 1) * s + 1),)]
     return x
 

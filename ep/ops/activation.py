@@ -154,11 +154,15 @@ def softmax(xp, x, *, axis=-1):
 
 @in_wide
 def log_softmax(xp, x, *, axis=-1):
+    if x.size == 0:
+        return x
     return x - xp.logsumexp(x, axis=axis_of(axis, x.ndim), keepdims=True)
 
 
 def hardmax(xp, x, *, axis=-1):
     """1 at the first largest element, else 0."""
+    if x.size == 0:
+        return x
     axis = axis_of(axis, x.ndim)
     positions = np.arange(x.shape[axis]).reshape([-1 if i == axis else 1 for i in range(x.ndim)])
     first = xp.argmax(x, axis=axis, keepdims=True)

@@ -96,8 +96,8 @@ def multi_head_attention(
         attention_bias, causal=unidirectional, mask_filter_value=mask_filter_value, scale=scale,
         past=past, valid=written(xp, k, past, q.shape[2]),
     )  # fmt: skip
-    dtype = xp.dtype_of(query)
-    return merge_heads(xp, result.y), k, v, xp.astype(result.probabilities, dtype)
+    logits = xp.maximum(result.masked, float(np.finfo(np.float32).min))  # onnxruntime shows no -inf here
+    return merge_heads(xp, result.y), k, v, xp.astype(logits, xp.dtype_of(query))
 
 
 def _heads(xp: Any, query: Any, key: Any, value: Any, bias: Any, heads: int) -> tuple[Any, Any, Any]:

@@ -48,7 +48,8 @@ def loop(xp, M: Host = None, cond: HostIfCheap = None, *v_initial: HostIfCheap, 
         first = (np.asarray(0, np.int64), TRUE, *v_initial)
         return *v_initial, *_no_rows(xp, body, first, 1 + len(v_initial), outputs - len(v_initial))
     if tested:
-        known = body.trips(trips, v_initial)
+        count_trips = getattr(body, "trips", lambda *_: None)  # a plain function does not know
+        known = count_trips(trips, v_initial)
         trips, tested = (known, False) if known is not None else (trips, tested)
     run = _rolled_loop if xp.rolled_loops() else _stepped_loop
     return run(xp, trips, tested, v_initial, body)
@@ -205,7 +206,7 @@ def scan_8(
     lengths = (longest,) * batch if sequence_lens is None else ints(sequence_lens)
     results = []
     for i, length in enumerate(lengths):
-        element = [x[i] for x in initial_state_and_scan_inputs]
+        element = [x[i, ...] for x in initial_state_and_scan_inputs]
         inputs = [x[:length] for x in element[n:]]
         inputs = [_directed(x, d) for x, d in zip(inputs, directions or (0,) * num_scan_inputs, strict=True)]
         state, rows = _scan(xp, body, tuple(element[:n]), inputs, outputs - n)
@@ -238,7 +239,7 @@ def _scan(
                 raise
     rows = []
     for i in range(length):
-        results = body(*state, *(xp.asarray(x[i]) for x in inputs))
+        results = body(*state, *(x[i, ...] for x in inputs))
         rows.append(results[len(state) :])
         state = tuple(results[: len(state)])
     return state, _stacked(xp, rows)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import string
 from typing import Any
 
-import numpy as np
-
 from ep.errors import InvalidInput
-from ep.ops.precision import in_wide, is_float
+from ep.ops.precision import in_wide, is_float, wide
 from ep.registry import op
 
 
@@ -30,10 +28,12 @@ def gemm_1(xp, a, b, c, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0)
 
 
 def _scaled(xp: Any, x: Any, factor: float) -> Any:
+    if factor == 1:
+        return x
     dtype = xp.dtype_of(x)
-    if factor == 1 or is_float(dtype):
-        return x if factor == 1 else x * factor
-    return x * int(factor) if factor == int(factor) else xp.astype(xp.astype(x, np.float32) * factor, dtype)
+    if not is_float(dtype) and factor == int(factor):
+        return x * int(factor)
+    return xp.astype(wide(xp, x) * factor, dtype)
 
 
 @op("Einsum", since=12)

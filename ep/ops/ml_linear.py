@@ -33,7 +33,7 @@ def linear_classifier(
     return labels_at(xp, index, labels), xp.astype(scores, np.float32)
 
 
-@op("LinearRegressor", domain=ML, out=("float32",))
+@op("LinearRegressor", domain=ML)
 def linear_regressor(xp, x, *, coefficients=(), intercepts=None, post_transform="NONE", targets=1):
     x = rows_of(xp, x)
     if len(coefficients) != targets * x.shape[1]:
@@ -59,7 +59,7 @@ def _affine(xp: Any, x: Any, coefficients: Any, intercepts: Any) -> Any:
     return scores + xp.asarray(np.asarray(intercepts, dtype)) if intercepts else scores
 
 
-@op("Scaler", domain=ML, out=("float32",))
+@op("Scaler", domain=ML)
 def scaler(xp, x, *, offset=None, scale=None):
     dtype = np.float64 if xp.dtype_of(x) == np.float64 else np.float32
     x = xp.astype(x, dtype)
@@ -68,7 +68,7 @@ def scaler(xp, x, *, offset=None, scale=None):
     return xp.astype(x, np.float32)
 
 
-@op("Normalizer", domain=ML, out=("float32",))
+@op("Normalizer", domain=ML)
 def normalizer(xp, x, *, norm="MAX"):
     """Signs survive and L1 sums magnitudes, as in all implementations; the text of the spec drops both."""
     x = xp.astype(x, np.float64 if xp.dtype_of(x) == np.float64 else np.float32)

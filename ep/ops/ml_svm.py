@@ -19,7 +19,7 @@ DIFFERENCES = (
 )  # distances to support vectors are taken of differences up to this many, else of products
 
 
-@op("SVMRegressor", domain=ML, out=("float32",))
+@op("SVMRegressor", domain=ML)
 def svm_regressor(
     xp, x, *, coefficients=(), kernel_params=(), kernel_type="LINEAR", n_supports=0, one_class=0,
     post_transform="NONE", rho=(), support_vectors=(),

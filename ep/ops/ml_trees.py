@@ -23,7 +23,7 @@ from ep.registry import op
 ML = "ai.onnx.ml"
 
 
-@op("TreeEnsembleRegressor", domain=ML, out=("float32",))
+@op("TreeEnsembleRegressor", domain=ML)
 def tree_ensemble_regressor(
     xp, x, *, aggregate_function="SUM", base_values=None, base_values_as_tensor=None, n_targets=None,
     nodes_falsenodeids=(), nodes_featureids=(), nodes_hitrates=None, nodes_hitrates_as_tensor=None,

@@ -193,7 +193,8 @@ _SOURCE = {"reflect": _reflected, "edge": lambda i, n: np.clip(i, 0, n - 1), "wr
 
 def fill(xp, x) -> Any:
     """What stands where a tensor has no element: 0, False or the empty string."""
-    return "" if xp.dtype_of(x).kind == "O" else xp.zeros((), dtype=xp.dtype_of(x))
+    dtype = xp.dtype_of(x)
+    return np.asarray("", object) if dtype.kind == "O" else xp.zeros((), dtype=dtype)
 
 
 @op("CenterCropPad", since=18)

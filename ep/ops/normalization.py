@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def batch_normalization_7(
     shape, inner = x.shape, tuple(scale.shape)
     flat = [xp.reshape(v, (-1,)) for v in (scale, b, mean, var)]
     results = batch_normalization_9(
-        xp, xp.reshape(x, (shape[0], -1)), *flat, epsilon=epsilon, momentum=momentum, outputs=outputs
+        xp, xp.reshape(x, (shape[0], math.prod(shape[1:]))), *flat, epsilon=epsilon, momentum=momentum, outputs=outputs
     )
     if outputs == 1:
         return xp.reshape(results, shape)
@@ -177,7 +178,7 @@ def grouped(xp: Any, x: Any, num_groups: int, epsilon: float) -> Any:
         raise InvalidInput(
             f"{x.shape[1]} channels cannot be divided into {num_groups} groups.", fix="correct num_groups."
         )
-    groups = xp.reshape(x, (x.shape[0], num_groups, -1))
+    groups = xp.reshape(x, (x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups))
     return xp.reshape(standardize(xp, groups, (2,), epsilon)[0], x.shape)
 
 
@@ -193,13 +194,13 @@ def rms_normalization(xp, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     return simplified_layer_normalization(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)[0]
 
 
-@op("SimplifiedLayerNormalization", out=(1, "float32"))
+@op("SimplifiedLayerNormalization", out=(1, "stash_type"))
 def simplified_layer_normalization(xp, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     inner = stashed(xp, x, stash_type)
     factor = rms_factor(xp, inner, axes, epsilon)
     y = inner * factor * xp.astype(scale, xp.dtype_of(inner))
-    return xp.astype(y, xp.dtype_of(scale)), factor
+    return xp.astype(y, xp.dtype_of(scale)), *_stash(xp, stash_type, factor)
 
 
 @op("LpNormalization")

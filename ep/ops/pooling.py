@@ -50,7 +50,7 @@ def _max_indices(xp: Any, padded: Any, y: Any, at: Windows, storage_order: int) 
         for i, (read, n) in enumerate(zip(reads, at.size, strict=True)):
             inside = _spread((read >= 0) & (read < n), (i, rank + i), 2 * rank)
             hit = xp.logical_and(hit, xp.asarray(inside))
-    taps = xp.argmax(xp.reshape(xp.astype(hit, np.uint8), (*y.shape, -1)), axis=-1)
+    taps = xp.argmax(xp.reshape(xp.astype(hit, np.uint8), (*y.shape, math.prod(at.kernel))), axis=-1)
     order = range(rank) if storage_order == 0 else range(rank - 1, -1, -1)
     flat = xp.reshape(xp.arange(math.prod(y.shape[:2]), dtype=np.int64), (*y.shape[:2], *(1,) * rank))
     for i in order:

@@ -61,10 +61,12 @@ class Layer:
         if len(names) < count * each:
             raise InvalidInput(f"{len(names)} activations are given.", fix=f"give {count * each}.")
         alpha, beta = iter(self.activation_alpha or ()), iter(self.activation_beta or ())
-        flat = [self._function(xp, name, alpha, beta) for name in names]
+        # onnxruntime and OpenVINO clip what enters the gates, not the cell that enters LSTM's third function
+        limits = [None if i % each == 2 else self.clip for i in range(count * each)]
+        flat = [self._function(xp, *own, alpha, beta) for own in zip(names, limits, strict=True)]
         return [flat[i * each : (i + 1) * each] for i in range(count)]
 
-    def _function(self, xp: Any, name: str, alpha: Any, beta: Any) -> Activation:
+    def _function(self, xp: Any, name: str, limit: float | None, alpha: Any, beta: Any) -> Activation:
         if name.lower() not in ACTIVATIONS:
             raise InvalidInput(
                 f"activation {name!r} is unknown.", fix=f"use one of {', '.join(ACTIVATIONS)}."
@@ -72,7 +74,6 @@ class Layer:
         function, a, b = ACTIVATIONS[name.lower()]
         a = a if a is None else next(alpha, a)
         b = b if b is None else next(beta, b)
-        limit = self.clip
         if limit is None:
             return lambda x: function(xp, x, a, b)
         return lambda x: function(xp, xp.clip(x, -limit, limit), a, b)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 def pixel_rows(xp: Any, image: Any) -> Any:
     """[B, C, *S] as [B, prod(S), C]: the channels of a pixel side by side, so that a gather moves whole rows."""
-    flat = xp.reshape(image, (*image.shape[:2], -1))
+    flat = xp.reshape(image, (*image.shape[:2], math.prod(image.shape[2:])))
     return xp.swapaxes(flat, 1, 2)
 
 

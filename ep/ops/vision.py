@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from ep.registry import Host, op
 @op("GridSample", since=20)
 def grid_sample(xp, x, grid, *, align_corners=0, mode="linear", padding_mode="zeros"):
     size = x.shape[2:]
-    points = xp.reshape(wide(xp, grid), (grid.shape[0], -1, len(size)))
+    points = xp.reshape(wide(xp, grid), (grid.shape[0], math.prod(grid.shape[1:-1]), len(size)))
     taps = [
         _grid_taps(xp, points[:, :, len(size) - 1 - i], n, mode, padding_mode, bool(align_corners))
         for i, n in enumerate(size)  # the grid names the innermost axis first
@@ -186,12 +187,12 @@ def _roi_samples(
         top = xp.maximum(xp.maximum(terms[0], terms[1]), xp.maximum(terms[2], terms[3]))
         return xp.where(valid, xp.maximum(result, top), result)
 
+    if batch.shape[0] == 0:
+        return start
     if sampling_ratio > 0:
         result = start
         for number in range(sampling_ratio**2):
             result = add(xp.full(batch.shape, float(number), dtype=xp.dtype_of(x)), result)
-    elif batch.shape[0] == 0:
-        return start
     else:
         last = xp.max(total)
         _, result = xp.while_loop(
@@ -229,7 +230,7 @@ def crop_and_resize(xp, x, rois, batch_indices, crop_size: Host, *, extrapolatio
         _crop_points(xp, corners[:, 1], corners[:, 3], width, x.shape[3])[:, None, :],
     ]
     shape = (rois.shape[0], height, width)
-    points = [xp.reshape(xp.broadcast_to(p, shape), (rois.shape[0], -1)) for p in points]
+    points = [xp.reshape(xp.broadcast_to(p, shape), (rois.shape[0], height * width)) for p in points]
     inside = [xp.logical_and(p >= 0, p <= n - 1) for p, n in zip(points, x.shape[2:], strict=True)]
     if mode == "nearest":
         taps = [

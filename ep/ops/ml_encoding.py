@@ -1,0 +1,272 @@
+"""Categories, labels and maps of ai.onnx.ml: encoders look keys up, vectorizers lay features side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ep.errors import InvalidInput, InvalidModel
+from ep.ops.tables import once_per_node
+from ep.registry import op
+
+ML = "ai.onnx.ml"
+COMPARED = 256  # up to this many keys a number is compared with each, beyond it is searched among them
+
+
+def _strings(*names: str) -> Any:
+    """The `host_only` rule of an operator that reads or returns strings if one of these attributes holds some."""
+
+    def reason(attributes: dict[str, Any]) -> str:
+        held = (attributes.get(name) for name in names)
+        is_text = any(
+            v.dtype == object if isinstance(v, np.ndarray) else bool(v) and isinstance(v[0], str)
+            for v in held
+            if v is not None
+        )
+        return "it maps strings" if is_text else ""
+
+    return reason
+
+
+# Keys to values
+
+
+@op("LabelEncoder", domain=ML, host_only="it maps strings")
+def label_encoder_1(xp, x, *, classes_strings=(), default_int64=-1, default_string="_Unused"):
+    if x.dtype == object:
+        places = range(len(classes_strings))
+        return _mapped(xp, x, classes_strings, tuple(places), default_int64, np.int64)
+    known = (x >= 0) & (x < len(classes_strings))
+    names = np.array([*classes_strings, default_string], object)
+    return names[np.where(known, x, len(classes_strings))]
+
+
+@op("LabelEncoder", domain=ML, since=2, host_only=_strings("keys_strings", "values_strings"))
+def label_encoder_2(
+    xp, x, *, default_float=-0.0, default_int64=-1, default_string="_Unused", keys_floats=None, keys_int64s=None,
+    keys_strings=None, values_floats=None, values_int64s=None, values_strings=None,
+):  # fmt: skip
+    """The first of equal keys counts, as in onnxruntime; from version 4 on the last does."""
+    values, default, dtype = _values(
+        (values_floats, default_float, np.float32), (values_int64s, default_int64, np.int64),
+        (values_strings, default_string, object),
+    )  # fmt: skip
+    keys = _given("keys", keys_floats, keys_int64s, keys_strings)
+    return _mapped(xp, x, keys, values, default, dtype, first=True)
+
+
+@op(
+    "LabelEncoder",
+    domain=ML,
+    since=4,
+    host_only=_strings("keys_strings", "values_strings", "keys_tensor", "values_tensor"),
+)
+def label_encoder(
+    xp, x, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None,
+    keys_floats=None, keys_int64s=None, keys_strings=None, keys_tensor=None, values_floats=None,
+    values_int64s=None, values_strings=None, values_tensor=None,
+):  # fmt: skip
+    tensor_dtype = np.dtype(np.float32) if values_tensor is None else values_tensor.dtype
+    unused = {"O": "_Unused", "f": -0.0}.get(tensor_dtype.kind, -1)
+    values, default, dtype = _values(
+        (values_floats, default_float, np.float32), (values_int64s, default_int64, np.int64),
+        (values_strings, default_string, object), (values_tensor, unused, tensor_dtype),
+    )  # fmt: skip
+    default = default if default_tensor is None else default_tensor.reshape(-1)[0]
+    keys = _given("keys", keys_floats, keys_int64s, keys_strings, keys_tensor)
+    return _mapped(xp, x, keys, values, default, dtype)
+
+
+@op("CategoryMapper", domain=ML, host_only="it maps strings")
+def category_mapper(
+    xp, x, *, cats_int64s=(), cats_strings=(), default_int64=-1, default_string="_Unused"
+):
+    if x.dtype == object:
+        return _mapped(xp, x, cats_strings, cats_int64s, default_int64, np.int64)
+    return _mapped(xp, x, cats_int64s, cats_strings, default_string, object)
+
+
+def _given(what: str, *choices: Any) -> Any:
+    given = [choice for choice in choices if choice is not None and len(choice)]
+    if len(given) != 1:
+        raise InvalidModel(f"{len(given)} of the attributes {what}_* of LabelEncoder are set, instead of one.")
+    return given[0]
+
+
+def _values(*choices: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """Values, default and dtype of the one choice whose values are set."""
+    values = _given("values", *(choice[0] for choice in choices))
+    return next(choice for choice in choices if choice[0] is values)
+
+
+def _mapped(xp: Any, x: Any, keys: Any, values: Any, default: Any, dtype: Any, first: bool = False) -> Any:
+    """Each element's value by its key, or the default."""
+    if xp.dtype_of(x) == object:
+        table = _dictionary(keys, values, first)
+        found = [table.get(key, default) for key in x.reshape(-1).tolist()]
+        return _array(found, dtype).reshape(x.shape)
+    encoder = _encoder(keys, values, xp.dtype_of(x), np.dtype(dtype), default, first)
+    return encoder(xp, x)
+
+
+def _array(values: list[Any], dtype: Any) -> np.ndarray:
+    result = np.empty(len(values), dtype)
+    result[:] = values
+    return result
+
+
+@once_per_node
+def _dictionary(keys: Any, values: Any, first: bool) -> dict[Any, Any]:
+    keys, values = list(keys), list(values)
+    if len(keys) != len(values):
+        raise InvalidModel(f"an encoder has {len(keys)} keys and {len(values)} values.")
+    pairs = list(zip(keys, values, strict=True))
+    return dict(reversed(pairs) if first else pairs)
+
+
+@once_per_node
+def _encoder(keys: Any, values: Any, key_dtype: np.dtype, dtype: np.dtype, default: Any, first: bool) -> Any:
+    """A lookup of numbers; row 0 of the table of values is the default, row i + 1 belongs to the i-th sorted key."""
+    pairs = {k: v for k, v in _dictionary(keys, values, first).items() if k == k}
+    at_nan = [v for k, v in zip(keys, values, strict=True) if k != k]
+    ordered = np.array(sorted(pairs), key_dtype)
+    table = _array([default, *(pairs[k] for k in sorted(pairs))], dtype)
+
+    def encode(xp: Any, x: Any) -> Any:
+        place = _place(xp, x, ordered)
+        y = table[np.asarray(place)] if dtype == object else xp.take(xp.asarray(table), place, axis=0)
+        if not at_nan:
+            return y
+        nan = _array([at_nan[0 if first else -1]], dtype)
+        return np.where(np.isnan(x), nan, y) if dtype == object else xp.where(xp.isnan(x), xp.asarray(nan), y)
+
+    return encode
+
+
+def _place(xp: Any, x: Any, keys: np.ndarray) -> Any:
+    """1 + the position of each number among the sorted keys, or 0."""
+    if len(keys) <= COMPARED:
+        hits = xp.astype(xp.expand_dims(x, -1) == xp.asarray(keys), np.int32)
+        return xp.sum(hits * xp.asarray(np.arange(1, len(keys) + 1, dtype=np.int32)), axis=-1)
+    place = xp.astype(xp.searchsorted(xp.asarray(keys), xp.reshape(x, (-1,))), np.int32)
+    place = xp.reshape(xp.minimum(place, len(keys) - 1), x.shape)
+    return xp.where(xp.take(xp.asarray(keys), place, axis=0) == x, place + 1, 0)
+
+
+# One-hot
+
+
+def _one_hot_on_host(attributes: dict[str, Any]) -> str:
+    if attributes.get("cats_strings"):
+        return "it maps strings"
+    return "" if attributes.get("zeros", 1) else "it fails on categories that it does not know"
+
+
+@op("OneHotEncoder", domain=ML, host_only=_one_hot_on_host)
+def one_hot_encoder(xp, x, *, cats_int64s=None, cats_strings=None, zeros=1):
+    """The last of equal categories counts, as in onnxruntime."""
+    if bool(cats_int64s) == bool(cats_strings):
+        raise InvalidModel("OneHotEncoder needs exactly one of cats_int64s and cats_strings.")
+    if cats_strings:
+        table, rows = _one_hot_rows(cats_strings)
+        last = len(rows) - 1
+        place = np.array([table.get(key, last) for key in x.reshape(-1).tolist()], np.int64)
+        y = rows[place].reshape(*x.shape, last)
+    else:
+        keys = xp.asarray(_shadowed(cats_int64s))
+        y = xp.astype(xp.expand_dims(xp.astype(x, np.int64), -1) == keys[0], np.float32)
+        y = y * xp.astype(keys[1], np.float32)
+    if not zeros and not y.any(axis=-1).all():
+        unknown = x[~y.any(axis=-1)].reshape(-1)[0]
+        raise InvalidInput(f"OneHotEncoder does not know the category {unknown!r}, and its zeros attribute is 0.")
+    return y
+
+
+@once_per_node
+def _one_hot_rows(categories: tuple[str, ...]) -> tuple[dict[str, int], np.ndarray]:
+    """Category → row, and the rows; the last one, of zeros, is that of unknown categories."""
+    table = {category: i for i, category in enumerate(categories)}
+    return table, np.eye(len(categories) + 1, len(categories), dtype=np.float32)
+
+
+@once_per_node
+def _shadowed(categories: tuple[int, ...]) -> np.ndarray:
+    """The categories, and below each 1, or 0 if an equal one follows."""
+    last = {category: i for i, category in enumerate(categories)}
+    return np.array([categories, [last[c] == i for i, c in enumerate(categories)]], np.int64)
+
+
+# Features side by side
+
+
+@op("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(xp, x, indices):
+    """A vector counts as one row: [F] gives [1, n]."""
+    y = xp.take(x, xp.reshape(indices, (-1,)), axis=-1)
+    return xp.reshape(y, (1, -1)) if x.ndim == 1 else y
+
+
+@op("FeatureVectorizer", domain=ML)
+def feature_vectorizer(xp, *inputs, inputdimensions=()):
+    """Each input as float32 [N, C], cut or filled with zeros to its size in `inputdimensions`."""
+    columns = []
+    for x, size in zip(inputs, inputdimensions or [x.shape[-1] for x in inputs], strict=True):
+        x = xp.astype(xp.reshape(x, (1, -1)) if x.ndim == 1 else x, np.float32)[:, :size]
+        missing = size - x.shape[1]
+        columns.append(xp.pad(x, [(0, 0), (0, missing)]) if missing else x)
+    return xp.concatenate(columns, axis=1)
+
+
+# Maps
+
+MAPS = "it handles maps"
+
+
+@op("DictVectorizer", domain=ML, host_only=MAPS)
+def dict_vectorizer(xp, x, *, int64_vocabulary=None, string_vocabulary=None):
+    """The map's values in the order of the vocabulary, [1, n]; a list of maps gives a row for each."""
+    vocabulary = int64_vocabulary or string_vocabulary or ()
+    maps = x if isinstance(x, list) else [x]
+    value = next((v for row in maps for v in row.values()), 0.0)
+    dtype, missing = (object, "") if isinstance(value, str) else (_dtype_of_number(value), 0)
+    return np.array([[row.get(key, missing) for key in vocabulary] for row in maps], dtype)
+
+
+def _dtype_of_number(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.dtype
+    return np.int64 if isinstance(value, int) else np.float32
+
+
+@op("CastMap", domain=ML, host_only=MAPS)
+def cast_map(xp, x, *, cast_to="TO_FLOAT", map_form="DENSE", max_map=1):
+    """The map's values in the order of its keys, or each at the column that its key names: [1, n]."""
+    casts = {"TO_FLOAT": (float, np.float32), "TO_INT64": (_integer, np.int64), "TO_STRING": (_text, object)}
+    if cast_to not in casts or map_form not in ("DENSE", "SPARSE"):
+        raise InvalidModel(f"CastMap knows neither cast_to '{cast_to}' nor map_form '{map_form}'.")
+    cast, dtype = casts[cast_to]
+    if map_form == "DENSE":
+        return _array([cast(x[key]) for key in sorted(x)], dtype).reshape(1, -1)
+    row = [cast(0)] * max_map
+    for key, value in x.items():
+        if 0 <= key < max_map:
+            row[key] = cast(value)
+    return _array(row, dtype).reshape(1, -1)
+
+
+def _integer(value: Any) -> int:
+    return int(float(value)) if isinstance(value, str) else int(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "0" if value == 0 and isinstance(value, int) else f"{value:f}"
+
+
+@op("ZipMap", domain=ML, host_only=MAPS)
+def zip_map(xp, x, *, classlabels_int64s=None, classlabels_strings=None):
+    keys = classlabels_int64s or classlabels_strings or ()
+    rows = x.reshape(-1, len(keys)) if keys else x
+    if x.shape[-1] != len(keys):
+        raise InvalidInput(f"ZipMap has {len(keys)} keys, but its input has {x.shape[-1]} columns.")
+    return [dict(zip(keys, row, strict=True)) for row in rows.tolist()]
