@@ -31,5 +31,6 @@ $(INSTALLED): pyproject.toml
 	  { echo "Python 3.11 or newer is needed, and $(PYTHON) is older or missing: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot create $(VENV): on Debian and Ubuntu, apt install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV): this takes some minutes the first time."
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@

@@ -162,7 +162,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def print_json(data: Any) -> int:
-    print(json.dumps(data, indent=2, default=str))
+    print(json.dumps(data, indent=2, default=str, allow_nan=False))
     return OK
 
 
@@ -170,7 +170,8 @@ def print_rich(thing: Any) -> None:
     """Prints tables and text; without a terminal, lines are as wide as they need to be."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(thing)
+    width = None if sys.stdout.isatty() else 140
+    Console(width=width, highlight=False, markup=False, emoji=False).print(thing)  # names are not markup
 
 
 def show_error(error: EpError, as_json: bool) -> None:

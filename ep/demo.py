@@ -137,14 +137,16 @@ def project_files() -> list[Path]:
 
 def features(path: Path, config: dict[str, Any]) -> np.ndarray:
     """The first and last bytes of a file without blanks around them, as magika's configuration asks."""
+    block, begin, end = config["block_size"], config["beg_size"], config["end_size"]
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            head = file.read(block).lstrip()[:begin]
+            file.seek(max(0, path.stat().st_size - block))
+            tail = file.read(block).rstrip()[-end:]
     except OSError as error:
         raise InvalidInput(f"'{path}' cannot be read.", why=error.strerror or str(error)) from error
-    block, begin, end = config["block_size"], config["beg_size"], config["end_size"]
-    if len(content.strip()) < config["min_file_size_for_dl"]:
+    if len(head.rstrip()) < config["min_file_size_for_dl"]:
         raise InvalidInput(f"'{path}' is too short for the model.", fix="choose files of 8 bytes or more.")
-    head, tail = content[:block].lstrip()[:begin], content[-block:].rstrip()[-end:]
     row = np.full(begin + end, config["padding_token"], np.int32)
     row[: len(head)] = np.frombuffer(head, np.uint8)
     row[begin + end - len(tail) :] = np.frombuffer(tail, np.uint8)

@@ -79,16 +79,13 @@ def _not_installed(entry: EntryPoint, cause: ImportError) -> BackendUnavailable:
     extras = [] if dist is None else dist.metadata.get_all("Provides-Extra") or []
     package = f"{dist.name}[{entry.name}]" if dist is not None and entry.name in extras else missing
     if not missing or not isinstance(cause, ModuleNotFoundError):
-        return EpLoadFailed(entry.name, f"{type(cause).__name__}: {cause}", fix=_install(package))
+        fix = f'reinstall it: pip install --force-reinstall "{package}".' if package else ""
+        return EpLoadFailed(entry.name, f"{type(cause).__name__}: {cause}", fix=fix)
     return BackendUnavailable(
         f"provider {entry.name!r} is not installed.",
         why=f"there is no module {missing!r}.",
-        fix=_install(package),
+        fix=f'pip install "{package}"',
     )
-
-
-def _install(package: str) -> str:
-    return f'pip install "{package}"' if package else "reinstall the provider's package."
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,10 @@ class Checkup:
     """One provider: the device and version found, or the problem, and what to know about it."""
 
     name: str
-    device: str = ""
+    device: str = ""  # the one that is used unless another is asked for
+    devices: tuple[str, ...] = ()  # names that can be asked for: cpu, gpu
     version: str = ""
-    seconds: float | None = None  # to start, compile and run a small model
+    seconds: float | None = None  # to compile and run a small model
     problem: dict[str, str] = field(default_factory=dict)  # what, why, fix
     notes: tuple[str, ...] = ()
 
@@ -54,11 +55,11 @@ class Diagnosis:
 
         yield Text(f"{self.machine}, Python {self.python}")
         yield Text(", ".join(f"{name} {version}" for name, version in self.packages.items()))
-        table = Table("provider", "works", "device", "version", "first model")
+        table = Table("provider", "works", "device", "has", "version", "first model")
         for p in self.providers:
             time_taken = "-" if p.seconds is None else f"{p.seconds:.2f} s"
             works = Text("no", "bold red") if p.problem else Text("yes", "bold green")
-            table.add_row(p.name, works, p.device or "-", p.version or "-", time_taken)
+            table.add_row(p.name, works, p.device, ", ".join(p.devices), p.version, time_taken)
         yield table
         yield Text(f'device="auto" means {self.auto}.')
         for p in self.providers:
@@ -76,7 +77,7 @@ class Diagnosis:
 
 def examine() -> Diagnosis:
     """Tries every installed provider on a small model."""
-    import ep.passes  # noqa: F401 - so that the first provider's time does not include our own imports
+
     from ep.discovery import survey
 
     machine = f"{platform.system()} {platform.release()} {platform.machine()}"
@@ -87,17 +88,28 @@ def examine() -> Diagnosis:
 def _check(report: Any) -> Checkup:
     if report.problem is not None:
         return Checkup(report.name, problem=_facts(report.problem))
-    started = time.perf_counter()
+    found = Checkup(report.name, report.device, _devices(report.name), report.version, notes=report.notes)
     try:
-        _try(report.name)
+        return replace(found, seconds=_try(report.name))
     except EpError as error:
-        return Checkup(report.name, report.device, report.version, None, _facts(error), report.notes)
-    seconds = time.perf_counter() - started
-    return Checkup(report.name, report.device, report.version, seconds, {}, report.notes)
+        return replace(found, problem=_facts(error))
 
 
-def _try(name: str) -> None:
-    """Runs a matrix product, and raises an `EpError` unless the answer is right."""
+def _devices(name: str) -> tuple[str, ...]:
+    from ep.discovery import provider
+
+    def has(kind: str) -> bool:
+        try:
+            provider(name, kind).shutdown()
+        except EpError:
+            return False
+        return True
+
+    return tuple(kind for kind in ("cpu", "gpu") if has(kind))
+
+
+def _try(name: str) -> float:
+    """Seconds to compile and run a matrix product; raises an `EpError` unless the answer is right."""
     from onnx import parser
 
     from ep.discovery import provider
@@ -108,13 +120,17 @@ def _try(name: str) -> None:
         '<ir_version: 8, opset_import: ["": 17]> g (float[n, n] x) => (float[n, n] y) { y = MatMul(x, x) }'
     )
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
-    (y,) = load(model, providers=[provider(name)]).run(None, {"x": x})
+    session = load(model, providers=[provider(name)])
+    started = time.perf_counter()
+    (y,) = session.run(None, {"x": x})
+    seconds = time.perf_counter() - started
     if not np.allclose(y, x @ x):
         raise ExecutionError(
             f"{name} computed a wrong matrix product.",
             why=f"the largest difference is {np.abs(y - x @ x).max():.3g}.",
             fix="report this with the output of `ep doctor --json`, and use another provider.",
         )
+    return seconds
 
 
 def _facts(error: EpError) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -64,8 +64,12 @@ def output_dtypes(
 
 
 def _by_rule(
-    rule: int | str, attributes: dict[str, Any], inputs: Sequence[np.dtype | None]
+    rule: int | str | Callable[[dict[str, Any]], str],
+    attributes: dict[str, Any],
+    inputs: Sequence[np.dtype | None],
 ) -> np.dtype | None:
+    if callable(rule):
+        rule = rule(attributes)
     if isinstance(rule, int):
         return inputs[rule] if rule < len(inputs) else None
     if rule in attributes:

@@ -57,11 +57,11 @@ def windows(x: Any, kernel: Any, strides: Any, dilations: Any) -> np.ndarray:
     return view[(slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations)))]
 
 
-_POOL = {"max": np.max, "min": np.min, "sum": np.sum}
+_REDUCE: dict[str, Any] = {"max": np.max, "min": np.min, "sum": np.sum}
 
 
 def pool(x: Any, kernel: Any, strides: Any, dilations: Any, kind: str) -> np.ndarray:
     dtype = x.dtype
     wide = x.astype(np.float32) if dtype in HALVES else x
     view = windows(wide, kernel, strides, dilations)
-    return _POOL[kind](view, axis=tuple(range(-len(kernel), 0))).astype(dtype)
+    return _REDUCE[kind](view, axis=tuple(range(-len(kernel), 0))).astype(dtype)

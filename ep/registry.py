@@ -58,7 +58,8 @@ class Lowering:
 
     `host_only` is the reason why the operator runs on the host (`""`: it runs anywhere), or a function from
     the node's attributes to that reason. `random` operators are never folded. `out` gives output dtypes where the ONNX schema cannot: for each output the index
-    of the input whose dtype it shares, the name of a dtype attribute, or a dtype name. An `alias` returns
+    of the input whose dtype it shares, the name of a dtype attribute, a dtype name, or a function from the
+    node's attributes to one of these. An `alias` returns
     its first input, whatever it is, so that no step is needed.
     """
 
@@ -66,7 +67,7 @@ class Lowering:
     fn: Callable[..., Any]
     host_only: str | Callable[[dict[str, Any]], str] = ""
     random: bool = False
-    out: tuple[int | str, ...] = ()
+    out: tuple[int | str | Callable[[dict[str, Any]], str], ...] = ()
     alias: bool = False
     inputs: tuple[str, ...] = field(init=False)
     required_inputs: int = field(init=False)
@@ -119,7 +120,7 @@ class OpRegistry:
         domain: str = "",
         host_only: str | Callable[[dict[str, Any]], str] = "",
         random: bool = False,
-        out: tuple[int | str, ...] = (),
+        out: tuple[int | str | Callable[[dict[str, Any]], str], ...] = (),
         alias: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that registers a lowering and returns the function unchanged."""

@@ -1,4 +1,4 @@
-"""Where do random operators without a `seed` attribute get one, in a way that a compiled function keeps random?"""
+"""Where do random operators without a `seed` attribute get one, also inside a compiled function?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _derived: ContextVar[Iterator[Any] | None] = ContextVar("seeds", default=None)
 
 
 def seed_of(attribute: float | None) -> Any:
-    """The seed of a random operator: that of its attribute, else a fresh one, an int or a 0-d uint32 array."""
+    """The seed that a random operator's attribute gives, else a fresh one: an int or a 0-d uint32 array."""
     if attribute is not None:
         return int(np.float32(attribute).view(np.uint32))  # seeds are floats in ONNX, and 0.5 is not 0
     derived = _derived.get()
@@ -24,7 +24,7 @@ def seed_of(attribute: float | None) -> Any:
 
 @contextmanager
 def derived_from(seed: Any) -> Iterator[None]:
-    """Fresh seeds derive from `seed`: inside a trace, a 0-d uint32 array that is an argument of the function."""
+    """Fresh seeds derive from `seed`; in a trace, a 0-d uint32 array that the function gets at every call."""
     token = _derived.set(seed + step for step in itertools.count())
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,23 +141,29 @@ def _type(value: Any) -> str:
 def _values(value: Any) -> str:
     if not isinstance(value, np.ndarray):
         return "" if value is None else repr(value)[:80]
-    text = " ".join(str(v) if value.dtype.kind == "O" else f"{v:.5g}" for v in value.ravel()[:SHOWN])
-    return text + (" …" if value.size > SHOWN else "")
+    shown = (f"{v:.5g}" if isinstance(v, float) else str(v) for v in _first(value))
+    return " ".join(shown) + (" …" if value.size > SHOWN else "")
 
 
 def _describe(value: Any) -> dict[str, Any]:
     """Type, first elements and, for real numbers, the range."""
     if not isinstance(value, np.ndarray):
         return {"type": _type(value), "value": value}
-    facts: dict[str, Any] = {"type": _type(value), "first": [_number(v) for v in value.ravel()[:SHOWN]]}
+    facts: dict[str, Any] = {"type": _type(value), "first": [_finite(v) for v in _first(value)]}
     if value.size and value.dtype.kind not in "Oc":
         wide = value.astype(np.float64)
-        facts |= {"min": wide.min(), "max": wide.max(), "mean": wide.mean()}
+        facts |= {"min": _finite(wide.min()), "max": _finite(wide.max()), "mean": _finite(wide.mean())}
     return facts
 
 
-def _number(value: Any) -> Any:
-    """What JSON can hold: bool, int, float or text."""
-    if isinstance(value, np.bool_ | np.integer | np.floating):
-        return value.item()
-    return value if isinstance(value, str) else str(value)
+def _first(value: np.ndarray) -> list[bool | int | float | str]:
+    """The first elements as Python values."""
+    leading = value.ravel()[:SHOWN]
+    if value.dtype.kind in "Oc":
+        return [str(v) for v in leading]
+    return (leading if value.dtype.kind in "biuf" else leading.astype(np.float64)).tolist()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither infinities nor NaN: they become text."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -94,9 +94,28 @@ def test_run_makes_random_inputs_of_the_sizes_asked_for(ep, model):
 )
 def test_run_makes_random_inputs_of_every_kind(ep, tmp_path, dtype):
     path = write(tmp_path / "m.onnx", f"g ({dtype}[2, ?] x) => ({dtype}[2, ?] y) {{ y = Identity(x) }}")
+    assert ep("run", path, "--device", "host")[0] == OK
     code, out, err = ep("run", path, "--device", "host", "--json")
     assert code == OK, err
     assert json.loads(out)["outputs"]["y"]["type"].endswith("[2, 1]")
+
+
+def test_json_is_strict_whatever_the_numbers_are(ep, tmp_path):
+    path = write(tmp_path / "m.onnx", "g (float[3] x) => (float[3] y) { y = Identity(x) }")
+    np.save(tmp_path / "x.npy", np.array([np.nan, np.inf, 1], np.float32))
+    code, out, _ = ep("run", path, "--device", "host", "--input", f"x={tmp_path}/x.npy", "--json")
+    assert code == OK
+    strict = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert strict["outputs"]["y"]["first"] == ["nan", "inf", 1]
+
+
+def test_names_are_not_markup(ep, tmp_path):
+    path = write(tmp_path / "m.onnx", "g (float[bold] x) => (float[bold] y) { y = Relu(x) }")
+    model = onnx.load(path)
+    model.graph.node[0].name = "[red]:smile:"
+    onnx.save(model, path)
+    assert "x: float32[bold]" in ep("inspect", path)[1]
+    assert "[red]:smile:" in ep("run", path, "--device", "host", "--plan")[1]
 
 
 def test_run_shows_the_plan(ep, model):

@@ -1,4 +1,4 @@
-"""What is a user told when a model cannot be loaded, or feeds do not fit? The facts of each text are pinned."""
+"""What is a user told when a model cannot be loaded, or feeds do not fit? Facts of each text are pinned."""
 
 from __future__ import annotations
 

@@ -338,17 +338,17 @@ class TestPages:
         return asked
 
     @pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "bool"])
-    @pytest.mark.parametrize("offset", [0, 8, 16384, 16376])
+    @pytest.mark.parametrize("offset", [0, 8, mmap.PAGESIZE, mmap.PAGESIZE - 8])
     def test_whole_pages_are_wrapped_and_the_data_sliced(self, wrapped, name, offset):
         provider = discovery.provider("mlx")
-        file = mmap.mmap(-1, 4 * 16384)
+        file = mmap.mmap(-1, 4 * mmap.PAGESIZE)
         count = 1000
         array = np.frombuffer(file, dtype_of(name), count, offset)
         np.frombuffer(file, dtype_of(name), count, offset)[:] = sample(name, (count,))
         theirs, reason = provider.from_view(TensorView.from_array(array))
         assert reason is None and provider.to_view(theirs).numpy().tobytes() == array.tobytes()
         (pages,) = wrapped
-        assert pages.ctypes.data % 16384 == 0 and pages.nbytes % 16384 == 0
+        assert pages.ctypes.data % mmap.PAGESIZE == 0 and pages.nbytes % mmap.PAGESIZE == 0
         assert 0 <= array.ctypes.data - pages.ctypes.data <= pages.nbytes - array.nbytes
 
     def test_misaligned_data_are_copied_with_the_reason(self, wrapped):

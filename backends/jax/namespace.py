@@ -66,7 +66,7 @@ def _wide(x: Any) -> jax.Array:
 
 
 def divide(a: Any, b: Any) -> jax.Array:
-    """XLA divides by a constant or broadcast value with its rounded reciprocal: 41 / 41 < 1. A select hides it."""
+    """XLA multiplies with the rounded reciprocal of a broadcast divisor: 41 / 41 < 1. A select hides it."""
     quotient_dtype = jnp.result_type(a, b)
     if not jnp.issubdtype(quotient_dtype, np.floating):
         return jnp.divide(a, b)
@@ -145,8 +145,20 @@ def argsort(x: Any, axis: int = -1, descending: bool = False) -> jax.Array:
 
 
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[jax.Array, jax.Array]:
-    indices = jnp.take(argsort(x, axis, descending=largest), np.arange(k), axis=axis)
-    return jnp.take_along_axis(x, indices, axis=axis), indices
+    last = jnp.moveaxis(x, axis, -1)
+    _, indices = lax.top_k(_ranked(last, largest), k)
+    values = take_along_axis(last, indices, -1)
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices, -1, axis).astype(np.int64)
+
+
+def _ranked(x: Any, largest: bool) -> jax.Array:
+    """Keys whose largest come first: XLA orders -0.0 before 0.0, and knows no smallest."""
+    if jnp.issubdtype(x.dtype, np.floating):
+        x = jnp.where(x == 0, 0, x)
+        return x if largest else -x
+    if x.dtype == np.bool_:
+        x = x.astype(np.uint8)
+    return x if largest else ~x
 
 
 # Indexing

@@ -55,7 +55,7 @@ def slice_update(x: Any, update: Any, starts: Any) -> mx.array:
     return mx.slice_update(x, update, start, tuple(range(x.ndim)))
 
 
-def pad(x: Any, pads: Any, mode: str = "constant", constant_values: Any = 0) -> mx.array:
+def pad(x: Any, pads: Any, mode: Any = "constant", constant_values: Any = 0) -> mx.array:
     pads = [(int(lo), int(hi)) for lo, hi in pads]
     if not any(map(any, pads)):
         return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,7 @@ from ep.backends.mlx.dtypes import mlx_dtype
 from ep.buffer import Storage, host_bytes
 from ep.memory import ArrayStorage, aligned, available_on_host, slack
 
-PAGE = 16384  # of Apple silicon; Metal maps whole pages
+PAGE = mmap.PAGESIZE  # Metal maps whole pages; one that holds a byte of ours may be read to its end
 _ROW = 1 << 20
 _MAX_DIM = (1 << 31) - 1
 

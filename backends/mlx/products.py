@@ -1,7 +1,8 @@
-"""Matrix products of the MLX namespace: MLX multiplies no integer matrices, so they go through float32, exactly."""
+"""Matrix products of the MLX namespace; MLX multiplies no integers, so these go through float32, exactly."""
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import mlx.core as mx
@@ -17,12 +18,12 @@ def matmul(a: Any, b: Any, dtype: Any = None) -> mx.array:
 
 
 def _integer_matmul(a: Any, b: Any, target: mx.Dtype) -> mx.array:
-    """Sums the products of the operands' bytes; every partial sum stays below 2^24, where float32 is exact."""
+    """Sums the products of the operands' bytes; partial sums stay below 2^24, where float32 is exact."""
     if a.ndim == 1 or b.ndim == 1:
         result = _integer_matmul(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b, target)
         result = mx.squeeze(result, -1) if b.ndim == 1 else result
         return mx.squeeze(result, -1 if b.ndim == 1 else -2) if a.ndim == 1 else result
-    total = None
+    total: Any = None
     for i, left in enumerate(_bytes(a)):
         for j, right in enumerate(_bytes(b)):
             if i + j < target.size:
@@ -60,14 +61,23 @@ def _exact(product: Any, target: mx.Dtype) -> mx.array:
 
 
 def einsum(subscripts: str, *operands: Any) -> mx.array:
+    """Subscripts name every axis and the output; integers are multiplied with broadcasting, then summed."""
     if operands[0].dtype not in INTEGERS:
         return mx.einsum(subscripts, *operands)
     inputs, output = subscripts.split("->")
     labels = output + "".join(sorted(set(inputs) - set(output) - {","}))
-    product = None
-    for term, x in zip(inputs.split(","), operands, strict=True):
-        order = sorted(range(x.ndim), key=lambda i, term=term: labels.index(term[i]))
-        sizes = dict(zip(term, x.shape, strict=True))
-        x = mx.reshape(mx.transpose(x, order), [sizes.get(label, 1) for label in labels])
-        product = x if product is None else product * x
+    pairs = zip(operands, inputs.split(","), strict=True)
+    product = reduce(mx.multiply, (_aligned(x, term, labels) for x, term in pairs))
     return mx.sum(product, axis=tuple(range(len(output), len(labels)))).astype(operands[0].dtype)
+
+
+def _aligned(x: Any, term: str, labels: str) -> mx.array:
+    """x with one axis for each of `labels`, of length 1 where it has none."""
+    for label in sorted(set(term)):
+        while term.count(label) > 1:
+            i, j = term.index(label), term.rindex(label)
+            x = mx.diagonal(x, axis1=i, axis2=j)
+            term = term[:i] + term[i + 1 : j] + term[j + 1 :] + label
+    sizes = dict(zip(term, x.shape, strict=True))
+    x = mx.transpose(x, [term.index(label) for label in labels if label in term])
+    return mx.reshape(x, [sizes.get(label, 1) for label in labels])

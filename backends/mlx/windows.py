@@ -94,7 +94,7 @@ def _out(x: Any, kernel: Any, strides: Any, dilations: Any) -> list[int]:
     return [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes]
 
 
-_POOL = {"max": mx.maximum, "min": mx.minimum, "sum": mx.add}
+_FOLD: dict[str, Any] = {"max": mx.maximum, "min": mx.minimum, "sum": mx.add}
 
 
 def pool(x: Any, kernel: Any, strides: Any, dilations: Any, kind: str) -> mx.array:
@@ -106,5 +106,5 @@ def pool(x: Any, kernel: Any, strides: Any, dilations: Any, kind: str) -> mx.arr
         axis, s, d = 2 + i, strides[i], dilations[i]
         lead = (slice(None),) * axis
         rows = (x[(*lead, slice(j * d, j * d + (out - 1) * s + 1, s))] for j in range(kernel[i]))
-        x = reduce(_POOL[kind], rows)
+        x = reduce(_FOLD[kind], rows)
     return x.astype(dtype)

@@ -31,7 +31,7 @@ def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 def ints(values: Any) -> tuple[int, ...]:
     """A host tensor of integers, or an attribute, as Python ints."""
-    return tuple(np.asarray(values).reshape(-1).tolist())
+    return tuple(map(int, np.asarray(values).reshape(-1).tolist()))
 
 
 def scalar(value: Any) -> Any:

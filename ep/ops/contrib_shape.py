@@ -1,6 +1,8 @@
-"""Operators of onnxruntime's own domain that move, cut or index: ExpandDims, Pad, Unique, UnfoldTensor, …"""
+"""Operators of onnxruntime's own domain that move, cut, index or compare: ExpandDims, Pad, Unique, …"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -61,6 +63,22 @@ def unfold_tensor(xp, x, *, size, dim=-1, step=1):
     starts = np.arange(0, x.shape[dim] - size + 1, step)
     windows = xp.take(x, xp.asarray(starts[:, None] + np.arange(size)), axis=dim)
     return xp.moveaxis(windows, dim + 1, -1)
+
+
+@op("NGramRepeatBlock", domain=MS, out=(1,))
+def n_gram_repeat_block(xp, input_ids, scores, *, ngram_size):
+    """-inf for every token that followed an earlier occurrence of the last `ngram_size - 1` tokens."""
+    batch, length = input_ids.shape
+    places = length - ngram_size + 1
+    if places <= 0:
+        return scores
+    repeated = xp.ones((batch, places), dtype=np.bool_)
+    for j in range(ngram_size - 1):
+        last = input_ids[:, places + j : places + j + 1]
+        repeated = xp.logical_and(repeated, input_ids[:, j : j + places] == last)
+    bans = xp.astype(xp.where(repeated, -math.inf, math.inf), xp.dtype_of(scores))
+    rows = xp.arange(batch, dtype=np.int64)[:, None]
+    return xp.scatter(scores, (rows, input_ids[:, ngram_size - 1 :]), bans, "min")
 
 
 @op("CDist", domain=MS)

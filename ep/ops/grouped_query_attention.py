@@ -17,11 +17,15 @@ from ep.registry import Host, op
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Where a step stands, per batch entry: `past` tokens are cached, `new` of the rows given are valid, `total`."""
+    """Where a step stands, per batch entry: `past` tokens are cached, `new` of the rows given are valid, `total`.
+
+    `is_padded`: rows that are not valid must not reach the cache.
+    """
 
     past: Any
     new: Any
     total: Any
+    is_padded: bool
 
     @staticmethod
     def of(xp: Any, seqlens_k: Any, query_seqlens: Any, rows: int) -> Positions:
@@ -30,7 +34,7 @@ class Positions:
             new = xp.minimum(total, rows)
         else:
             new = xp.reshape(xp.astype(query_seqlens, np.int32), (-1,))
-        return Positions(total - new, new, total)
+        return Positions(total - new, new, total, query_seqlens is not None)
 
 
 @op("GroupQueryAttention", domain="com.microsoft", out=(0, 3, 3, 0))
@@ -43,7 +47,7 @@ def group_query_attention(
     rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=-1, softcap=0.0, v_quant_type="NONE",
 ):  # fmt: skip
     """The past length of each entry is a value on the device: rows are written and masked by position."""
-    q, k, v = _heads(xp, query, key, value, num_heads, kv_num_heads)
+    q, k, v = heads_of(xp, query, key, value, num_heads, kv_num_heads)
     if q_norm_weight is not None:
         q = _rms_norm(xp, q, q_norm_weight, q_norm_epsilon or qk_norm_epsilon)
         k = _rms_norm(xp, k, k_norm_weight, k_norm_epsilon or qk_norm_epsilon)
@@ -52,14 +56,14 @@ def group_query_attention(
     if do_rotary:
         is_prompt = query_seqlens is None and q.shape[2] == total
         table = cos_cache, sin_cache, position_ids, at, is_prompt, rotary_interleaved
-        q, k = _turn(xp, q, *table), _turn(xp, k, *table)
+        q, k = turn(xp, q, *table), turn(xp, k, *table)
     caches = [
         Cache(past, scale, kind, kv_cache_bit_width or 8)
         for past, scale, kind in ((past_key, k_scale, k_quant_type), (past_value, v_scale, v_quant_type))
     ]
     store = _slide if sliding_window_cache else _grow
     (present_key, k), (present_value, v), key_positions = store(xp, caches, k, v, at, total, local_window_size)
-    allowed, exists = _visible(xp, at, q.shape[2], key_positions, bool(causal), local_window_size)
+    allowed, exists = visible(xp, at, q.shape[2], key_positions, bool(causal), local_window_size)
     v = xp.where(exists[..., None], v, xp.zeros_like(v))  # rows beyond the total may hold anything, NaN too
     bias = attention_bias
     if bias is not None and sliding_window_cache:
@@ -80,7 +84,7 @@ def group_query_attention(
     return y, present_key, present_value, stage
 
 
-def _heads(xp: Any, query: Any, key: Any, value: Any, heads: int, kv_heads: int) -> tuple[Any, Any, Any]:
+def heads_of(xp: Any, query: Any, key: Any, value: Any, heads: int, kv_heads: int) -> tuple[Any, Any, Any]:
     """Queries, keys and values as [B, H, L, D]; without keys they lie side by side in the query."""
     if key is None:
         size = query.shape[2] // (heads + 2 * kv_heads)
@@ -97,7 +101,7 @@ def _rms_norm(xp: Any, x: Any, weight: Any, epsilon: float) -> Any:
     return xp.astype(normal * wide(xp, weight), xp.dtype_of(x))
 
 
-def _turn(
+def turn(
     xp: Any, x: Any, cos: Any, sin: Any, position_ids: Any, at: Positions, is_prompt: bool, interleaved: int
 ) -> Any:
     """Rotary embedding at the positions given, or else at those that follow the cached tokens.
@@ -115,7 +119,7 @@ def _turn(
     return rotate(xp, x, cos, sin, bool(interleaved), 2 * cos.shape[-1])
 
 
-def _visible(
+def visible(
     xp: Any, at: Positions, rows: int, key_positions: Any, causal: bool, window: int
 ) -> tuple[Any, Any]:
     """Masks [B, 1, rows, keys] of what each query sees and [B, 1, keys] of the keys that exist."""
@@ -185,24 +189,27 @@ def _grow(
     """Presents of max(past, total) rows with the new rows at their positions, and what attention reads of them."""
     pairs = []
     for cache, new in zip(caches, (k, v), strict=True):
-        present = _append(xp, cache.past, cache.stored(xp, new), at, total)
+        present = append(xp, cache.past, cache.stored(xp, new), at, total)
         pairs.append((present, cache.loaded(xp, present[:, :, :total], xp.dtype_of(new))))
     return *pairs, xp.arange(pairs[0][1].shape[2], dtype=np.int32)[None]
 
 
-def _append(xp: Any, past: Any, new: Any, at: Positions, total: int) -> Any:
+def append(xp: Any, past: Any, new: Any, at: Positions, total: int) -> Any:
     """The new rows behind the past ones of each batch entry, in a buffer of max(past, total) rows."""
-    batch, _, rows, _ = new.shape
-    capacity = max(0 if past is None else past.shape[2], total)
-    if past is None and rows == total:
+    batch, heads, rows, size = new.shape
+    length = 0 if past is None else past.shape[2]
+    if length == 0 and rows == total:
         return new
-    if past is None or past.shape[2] < capacity:
-        filler = xp.zeros((batch, new.shape[1], capacity - (0 if past is None else past.shape[2]), new.shape[3]),
-                          dtype=xp.dtype_of(new))  # fmt: skip
+    if length < total:
+        filler = xp.zeros((batch, heads, total - length, size), dtype=xp.dtype_of(new))
         past = filler if past is None else xp.concatenate([past, filler], axis=2)
     if batch == 1:
         return xp.slice_update(past, new, (0, 0, at.past[0], 0))
-    source = xp.arange(capacity, dtype=np.int32) - at.past[:, None]  # [B, capacity]: which new row stands here
+    if not at.is_padded:
+        entry = xp.arange(batch, dtype=np.int32)[:, None]
+        row = at.past[:, None] + xp.arange(rows, dtype=np.int32)
+        return xp.scatter(past, (entry, slice(None), row), xp.swapaxes(new, 1, 2))
+    source = xp.arange(past.shape[2], dtype=np.int32) - at.past[:, None]  # which new row stands at each row
     is_new = xp.logical_and(source >= 0, source < at.new[:, None])[:, None, :, None]
     index = xp.broadcast_to(xp.clip(source, 0, rows - 1)[:, None, :, None], past.shape)
     return xp.where(is_new, xp.take_along_axis(new, index, axis=2), past)

@@ -35,10 +35,8 @@ def gather_nd(xp, data, indices, *, batch_dims=0):
         )
     places = _places(xp, indices, data.shape[b : b + k])
     if b:
-        stride = math.prod(data.shape[b : b + k])
-        batch = np.arange(math.prod(data.shape[:b])) * stride
-        batch = batch.reshape(data.shape[:b] + (1,) * (places.ndim - b))
-        places = places + xp.asarray(batch)
+        batch = xp.arange(math.prod(data.shape[:b]), dtype=np.int64) * math.prod(data.shape[b : b + k])
+        places = places + xp.reshape(batch, data.shape[:b] + (1,) * (places.ndim - b))
     rows = xp.reshape(data, (math.prod(data.shape[: b + k]), *data.shape[b + k :]))
     return xp.take(rows, places, axis=0)
 
@@ -91,11 +89,11 @@ def scatter_elements(xp, data, indices, updates, *, axis=0, reduction="none"):
             f"ScatterElements indices have shape {list(indices.shape)}, but updates {list(updates.shape)}."
         )
     strides = [math.prod(data.shape[i + 1 :]) for i in range(data.ndim)]
-    fixed = np.zeros((1,) * data.ndim, np.int64)
+    places = _wrapped(xp, indices, data.shape[axis]) * strides[axis]
     for i, n in enumerate(indices.shape):
         if i != axis:
-            fixed = fixed + (np.arange(n) * strides[i]).reshape((-1,) + (1,) * (data.ndim - 1 - i))
-    places = _wrapped(xp, indices, data.shape[axis]) * strides[axis] + xp.asarray(fixed)
+            steps = xp.arange(n, dtype=np.int64) * strides[i]
+            places = places + xp.reshape(steps, (-1,) + (1,) * (data.ndim - 1 - i))
     flat = xp.scatter(
         xp.reshape(data, (-1,)), (xp.reshape(places, (-1,)),), xp.reshape(updates, (-1,)), reduction
     )
@@ -137,11 +135,11 @@ def tensor_scatter(xp, past_cache, update, write_indices=None, *, axis=-2, mode=
     if batch == 1 and mode == "linear":
         start = xp.reshape(write_indices, ())
         return xp.slice_update(past_cache, update, [start if i == axis else 0 for i in range(update.ndim)])
-    steps = xp.asarray(np.arange(length))[None, :]
+    steps = xp.arange(length, dtype=np.int64)[None, :]
     starts = 0 if write_indices is None else xp.reshape(xp.astype(write_indices, np.int64), (batch, 1))
     places = (steps + starts) % past_cache.shape[axis] if mode == "circular" else steps + starts
     places = xp.broadcast_to(places, (batch, length))
-    rows = xp.asarray(np.arange(batch))[:, None]
+    rows = xp.arange(batch, dtype=np.int64)[:, None]
     index = (rows, *[slice(None)] * (axis - 1), places)
     return xp.scatter(past_cache, index, xp.moveaxis(update, axis, 1), "none")
 
@@ -178,7 +176,7 @@ def _top_k(xp, x, k: int, axis: int, largest: bool):
 def one_hot(xp, indices, depth: Host, values, *, axis=-1):
     depth = int(scalar(depth))
     axis = axis_of(axis, indices.ndim + 1)
-    classes = xp.asarray(np.arange(depth).reshape((-1,) + (1,) * (indices.ndim - axis)))
+    classes = xp.reshape(xp.arange(depth, dtype=np.int64), (-1,) + (1,) * (indices.ndim - axis))
     hot = xp.expand_dims(_wrapped(xp, indices, depth), axis) == classes
     return xp.where(hot, values[1:], values[:1])
 

@@ -1,4 +1,4 @@
-"""How old opsets spell what newer ones say differently: attributes that opsets 1 to 6 had and opset 7 dropped."""
+"""What did opsets 1 to 6 say with attributes that opset 7 dropped: buffers to overwrite, and broadcasting?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ep.ops.axes import axis_of
 
 
 def with_consumed_inputs(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The lowering with opset 1's `consumed_inputs`: which inputs may be overwritten, which changes no value."""
+    """The lowering with opset 1's `consumed_inputs`, which names buffers to reuse and changes no value."""
 
     def lowering(xp, *inputs, consumed_inputs=None, **attributes):
         return fn(xp, *inputs, **attributes)

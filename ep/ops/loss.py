@@ -19,7 +19,8 @@ def negative_log_likelihood_loss(xp, x, target, weight=None, *, ignore_index=Non
 @op("SoftmaxCrossEntropyLoss", since=12, out=(0, 0))
 def softmax_cross_entropy_loss(xp, scores, labels, weights=None, *, ignore_index=None, reduction="mean"):
     inner = wide(xp, scores)
-    log_prob = inner - xp.logsumexp(inner, axis=1, keepdims=True)
+    shifted = inner - xp.max(inner, axis=1, keepdims=True)  # first, or large scores leave few digits
+    log_prob = shifted - xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True))
     loss = _loss(xp, log_prob, labels, weights, ignore_index, reduction)
     return xp.astype(loss, xp.dtype_of(scores)), xp.astype(log_prob, xp.dtype_of(scores))
 

@@ -121,7 +121,7 @@ def div(xp, a, b):
     """Integers are divided as in C: rounded toward zero."""
     dtype = xp.dtype_of(a)
     if is_float(dtype):
-        return a / b
+        return xp.divide(a, b)
     quotient = xp.floor_divide(a, b)
     if dtype.kind == "u":
         return quotient

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput, InvalidModel
+from ep.ops.lookup import place
 from ep.ops.tables import once_per_node
 from ep.registry import op
 
 ML = "ai.onnx.ml"
-COMPARED = 256  # up to this many keys a number is compared with each, beyond it is searched among them
 
 
 def _strings(*names: str) -> Any:
@@ -134,24 +134,14 @@ def _encoder(keys: Any, values: Any, key_dtype: np.dtype, dtype: np.dtype, defau
     table = _array([default, *(pairs[k] for k in sorted(pairs))], dtype)
 
     def encode(xp: Any, x: Any) -> Any:
-        place = _place(xp, x, ordered)
-        y = table[np.asarray(place)] if dtype == object else xp.take(xp.asarray(table), place, axis=0)
+        row = place(xp, x, ordered)
+        y = table[np.asarray(row)] if dtype == object else xp.take(xp.asarray(table), row, axis=0)
         if not at_nan:
             return y
         nan = _array([at_nan[0 if first else -1]], dtype)
         return np.where(np.isnan(x), nan, y) if dtype == object else xp.where(xp.isnan(x), xp.asarray(nan), y)
 
     return encode
-
-
-def _place(xp: Any, x: Any, keys: np.ndarray) -> Any:
-    """1 + the position of each number among the sorted keys, or 0."""
-    if len(keys) <= COMPARED:
-        hits = xp.astype(xp.expand_dims(x, -1) == xp.asarray(keys), np.int32)
-        return xp.sum(hits * xp.asarray(np.arange(1, len(keys) + 1, dtype=np.int32)), axis=-1)
-    place = xp.astype(xp.searchsorted(xp.asarray(keys), xp.reshape(x, (-1,))), np.int32)
-    place = xp.reshape(xp.minimum(place, len(keys) - 1), x.shape)
-    return xp.where(xp.take(xp.asarray(keys), place, axis=0) == x, place + 1, 0)
 
 
 # One-hot
@@ -171,8 +161,8 @@ def one_hot_encoder(xp, x, *, cats_int64s=None, cats_strings=None, zeros=1):
     if cats_strings:
         table, rows = _one_hot_rows(cats_strings)
         last = len(rows) - 1
-        place = np.array([table.get(key, last) for key in x.reshape(-1).tolist()], np.int64)
-        y = rows[place].reshape(*x.shape, last)
+        row = np.array([table.get(key, last) for key in x.reshape(-1).tolist()], np.int64)
+        y = rows[row].reshape(*x.shape, last)
     else:
         keys = xp.asarray(_shadowed(cats_int64s))
         y = xp.astype(xp.expand_dims(xp.astype(x, np.int64), -1) == keys[0], np.float32)

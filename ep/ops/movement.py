@@ -214,8 +214,8 @@ def center_crop_pad(xp, x, shape: Host, *, axes=None):
 @op("Trilu", since=14)
 def trilu(xp, x, k=None, *, upper=1):
     rows, columns = x.shape[-2:]
-    diagonal = xp.arange(columns)[None, :] - xp.arange(rows)[:, None]
-    k = 0 if k is None else xp.reshape(xp.astype(k, xp.dtype_of(diagonal)), ())
+    diagonal = xp.arange(columns, dtype=np.int64)[None, :] - xp.arange(rows, dtype=np.int64)[:, None]
+    k = 0 if k is None else xp.reshape(xp.astype(k, np.int64), ())
     return xp.where(diagonal >= k if upper else diagonal <= k, x, fill(xp, x))
 
 
@@ -224,9 +224,9 @@ def reverse_sequence(xp, x, sequence_lens, *, batch_axis=1, time_axis=0):
     """Rows of the flattened batch and time axes are taken in the new order."""
     x = xp.swapaxes(x, 0, 1) if batch_axis else x
     batch, time = x.shape[:2]
-    t = xp.asarray(np.arange(time))[None, :]
+    t = xp.arange(time, dtype=np.int64)[None, :]
     lens = xp.astype(sequence_lens, np.int64)[:, None]
-    rows = xp.where(t < lens, lens - 1 - t, t) + xp.asarray(np.arange(batch) * time)[:, None]
+    rows = xp.where(t < lens, lens - 1 - t, t) + xp.arange(batch, dtype=np.int64)[:, None] * time
     y = xp.take(xp.reshape(x, (batch * time, *x.shape[2:])), xp.reshape(rows, (-1,)), axis=0)
     y = xp.reshape(y, x.shape)
     return xp.swapaxes(y, 0, 1) if batch_axis else y

@@ -25,7 +25,7 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def in_wide(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The lowering of floating-point inputs, computed in `wide_dtype` with the result in the first input's dtype."""
+    """The lowering computed in `wide_dtype`, with the result in the dtype of the first input."""
 
     @wraps(fn)
     def lowering(xp, x, *others, **attributes):

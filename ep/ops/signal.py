@@ -51,7 +51,7 @@ def _mirrored(xp: Any, x: Any, length: int, axis: int) -> Any:
 
 
 def _transformed(xp: Any, x: Any, axis: int, inverse: bool) -> Any:
-    if x.shape[axis] == 1:  # the transform of one number is that number; Metal's is wrong
+    if x.shape[axis] == 1:  # its transform is itself, which not all libraries know
         return x if x.shape[-1] == 2 else xp.concatenate([x, xp.zeros_like(x)], axis=-1)
     kind = np.dtype(np.complex128 if xp.dtype_of(x) == np.float64 else np.complex64)
     signal = xp.astype(x[..., 0], kind)
