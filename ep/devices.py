@@ -72,7 +72,7 @@ def _first(kind: str, device: str, options: Mapping[str, str]) -> Any:
 def _candidates(kind: str, device: str) -> list[tuple[str, str | None]]:
     """(provider, device within it) in order of preference."""
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
-    gpu = [("mlx", "gpu"), ("jax", "gpu")]
+    gpu: list[tuple[str, str | None]] = [("mlx", "gpu"), ("jax", "gpu")]
     table: dict[str, list[tuple[str, str | None]]] = {
         "auto": [
             *([("mlx", None)] if apple else []),

@@ -86,23 +86,30 @@ def inline_functions(model: ir.Model) -> None:
         add_function_bodies(model)
         if not model.functions:
             return
+        for function in model.functions.values():
+            pin_versions(function, model.graph.opset_imports)
         InlinePass()(model)
+
+
+def pin_versions(function: ir.Function, opsets: dict[str, int]) -> None:
+    """Lets the nodes of a function keep the opsets of the function where those of the model differ."""
+    for node in function.all_nodes():
+        own = function.opset_imports.get(node.domain)
+        if node.version is None and own != opsets.get(node.domain, own):
+            node.version = own
+    function.opset_imports.update({d: opsets.setdefault(d, v) for d, v in function.opset_imports.items()})
 
 
 def add_function_bodies(model: ir.Model) -> None:
     import onnx_ir as ir
 
     for node in model.graph.all_nodes():
-        opset = model.graph.opset_imports.get(node.domain, 0)
+        opset = node.version if node.version is not None else model.graph.opset_imports.get(node.domain, 0)
         if node.op_identifier() in model.functions or OPS.find(node.domain, node.op_type, opset):
             continue
         body = function_body(node, opset)
         if body is not None:
             function = ir.serde.deserialize_function(body)
-            # A body is valid for every opset until the schema has a newer one, so it joins the model's opset.
-            function.opset_imports.update(
-                {d: model.graph.opset_imports.setdefault(d, v) for d, v in function.opset_imports.items()}
-            )
             model.functions[function.identifier()] = function
 
 
@@ -112,7 +119,7 @@ def function_body(node: ir.Node, opset: int) -> Any:
 
     if not onnx.defs.has(node.op_type, opset, node.domain):
         return None
-    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
     versions = [v for v in schema.function_opset_versions if v <= opset]
     return schema.get_function_with_opset_version(max(versions)) if versions else None
 
@@ -132,9 +139,10 @@ def drop_dropout(model: ir.Model) -> None:
         training = node.inputs[2] if len(node.inputs) > 2 else None
         legacy = model.graph.opset_imports.get("", 1) < 7
         outputs_used = any(v.is_graph_output() for v in node.outputs)
-        if not legacy and training is None and not outputs_used and node.inputs[0] is not None:
+        graph, ready = node.graph, not legacy and training is None and not outputs_used
+        if ready and graph is not None and node.inputs[0] is not None:
             node.outputs[0].replace_all_uses_with(node.inputs[0])
-            node.graph.remove(node, safe=True)
+            graph.remove(node, safe=True)
 
 
 PASSES: tuple[Callable[[ir.Model], None], ...] = (inline_functions, lift_initializers, drop_dropout)
@@ -156,8 +164,7 @@ def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any]) 
         if foldable(step, constants) and evaluate_constant(step, constants, runner):
             continue
         for name, body in step.bodies.items():
-            if isinstance(body, InlineBody):
-                step.bodies[name] = fold_body(body, constants)
+            step.bodies[name] = fold_body(body, constants)
         kept.append(step)
     return kept
 

@@ -158,7 +158,7 @@ class Placer:
         facts.at_host = {v for v in on_host if self._discrete(v)}
 
     def _one(self, step: Step) -> Placement:
-        refusals = []
+        refusals: list[str] = []
         for provider in self.providers:
             match = provider.supports_op(step, dtypes=(step.input_dtypes, step.output_dtypes))
             if match.supported:

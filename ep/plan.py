@@ -67,11 +67,12 @@ class Plan:
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.table import Table
+        from rich.text import Text
 
         for title, header, rows in self._tables():
             table = Table(*header, title=title, title_justify="left")
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(Text, row))  # names are not markup
             yield table
 
     def _repr_html_(self) -> str:
@@ -82,7 +83,7 @@ class Plan:
             parts.append(f"<p><b>{html.escape(title)}</b></p><table><tr>{head}</tr>{''.join(cells)}</table>")
         return "".join(parts)
 
-    def _tables(self) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    def _tables(self) -> Iterator[tuple[str, tuple[str, ...], list[Any]]]:
         summary = str(self).splitlines()[0]
         rows = [
             (

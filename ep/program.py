@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,6 @@ class Untraceable(Exception):
     """A lowering needs a value that does not exist while tracing; the planner cuts the graph at `step`."""
 
     step: Step | None = None
-
-
-class BodyLike(Protocol):
-    """A subgraph that becomes a callable once the values around it are known."""
-
-    captures: tuple[Any, ...]
-
-    def bind(self, env: Mapping[Any, Any], runner: Runner) -> Callable[..., tuple[Any, ...]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +32,7 @@ class Step:
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     attributes: dict[str, Any]
-    bodies: dict[str, BodyLike]
+    bodies: dict[str, Any]  # `ep.bodies.InlineBody`, or a compiled one with the same methods
     input_dtypes: tuple[np.dtype | None, ...] = ()
     output_dtypes: tuple[np.dtype | None, ...] = ()
 

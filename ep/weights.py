@@ -51,7 +51,7 @@ class WeightStore:
             )
         if tensor.dtype.bitwidth < 8:
             packed = np.frombuffer(content, np.uint8, count=nbytes, offset=offset)
-            return ir.PackedTensor(packed, tensor.dtype, tensor.shape, name=tensor.name).numpy()
+            return ir.PackedTensor(packed, tensor.dtype, shape=tensor.shape, name=tensor.name).numpy()
         return np.frombuffer(content, tensor.dtype.numpy(), count=size, offset=offset).reshape(shape)
 
     def _map(self, location: str, name: str | None) -> mmap.mmap | bytes:

@@ -1,5 +1,6 @@
 """How do tests make providers, nodes and buffers, and bring arrays into a provider and out again?"""
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
@@ -10,6 +11,16 @@ from ep.provider import ExecutionProvider
 from ep.tensor import TensorView
 
 PROVIDERS = ("cpu", "jax", "mlx")
+
+
+def dtype_of(name):
+    """The NumPy dtype of a name, also of those that NumPy itself does not have."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def sample(name, shape=(3, 4)):
+    """0, 1, 2, … as an array of the named dtype."""
+    return np.arange(np.prod(shape), dtype=np.int64).reshape(shape).astype(dtype_of(name))
 
 
 def borrowed(array):

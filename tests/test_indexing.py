@@ -76,6 +76,12 @@ def test_gather_counts_from_the_back_and_keeps_the_rank_of_the_indices(device, i
     equal(run(device, "Gather", CUBE, np.asarray(indices), axis=-2), np.take(CUBE, indices, axis=1))
 
 
+def test_one_string_is_gathered_as_text(device):
+    words = np.asarray(["a", "bc"], object)
+    got = run(device, "Gather", words, np.asarray(-1))
+    assert got.dtype == object and got.shape == () and got.item() == "bc"
+
+
 def test_gather_elements_reads_a_corner_instead_of_broadcasting(device):
     data = np.arange(6, dtype=np.float32).reshape(2, 3)
     equal(run(device, "GatherElements", data, ints(-1, 0).reshape(1, 2), axis=0), [floats(3, 1)])
@@ -367,3 +373,12 @@ def test_operators_of_onnxruntime(device):
     )
     a, b = floats([0, 0], [3, 4]), floats([3, 4])
     equal(run(device, "CDist", a, b, domain=domain, metric="euclidean"), floats([5], [0]))
+
+
+@pytest.mark.parametrize(("size", "banned"), [(1, [0, 1, 2]), (2, [0, 1]), (3, [1]), (4, []), (9, [])])
+def test_n_grams_do_not_repeat(device, size, banned):
+    """The last token 2 was followed by 0 and 1, the last two tokens 0 2 by 1."""
+    tokens, scores = ints([2, 0, 2, 1, 0, 2]), np.ones((1, 4), np.float32)
+    got = run(device, "NGramRepeatBlock", tokens, scores, domain="com.microsoft", ngram_size=size)
+    scores[0, banned] = -np.inf
+    equal(got, scores)

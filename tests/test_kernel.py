@@ -79,6 +79,11 @@ class TestNodes:
         np.testing.assert_allclose(old.reshape(2, 6).sum(-1), 1, rtol=1e-5)
         np.testing.assert_allclose(new.sum(1), 1, rtol=1e-5)
 
+    def test_a_step_is_bound_again_for_another_opset(self):
+        step = alone(node("Softmax", ["x"]), 13)
+        assert alone(step, 12).lowering.key.since_version < step.lowering.key.since_version == 13
+        assert (alone(step, 12).opset, step.opset) == (12, 13)
+
     def test_contents_that_shape_the_result_are_read_from_the_device(self, provider):
         reshape = node("Reshape", ["x", "shape"])
         x, shape = enter(provider, np.arange(6, dtype=np.float32), np.array([3, -1]))

@@ -1,15 +1,14 @@
 """Does `TensorView` describe memory exactly, refuse what does not fit, and cross library borders unharmed?"""
 
 import gc
-import mmap
 import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
-from arrays import PROVIDERS
+from arrays import PROVIDERS, dtype_of, sample
 
-from ep import discovery
+from ep import discovery, dlpack
 from ep.buffer import DeviceBuffer
 from ep.device import DeviceId, DeviceType
 from ep.errors import InvalidAlignment, InvalidInput, InvalidTensorView, ReadOnlyBuffer, UseAfterFree
@@ -24,14 +23,6 @@ def provider(request):
     made = discovery.provider(request.param)
     yield made
     made.shutdown()
-
-
-def dtype_of(name):
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
-def sample(name, shape=(3, 4)):
-    return np.arange(np.prod(shape), dtype=np.int64).reshape(shape).astype(dtype_of(name))
 
 
 def buffer_over(array):
@@ -227,6 +218,31 @@ class TestDlpack:
         again = theirs if isinstance(theirs, TensorView) else provider.to_view(theirs)
         assert np.shares_memory(view.numpy(), again.numpy())
 
+    def test_the_view_keeps_what_it_imported_alive(self):
+        array = sample("float32")
+        alive = weakref.ref(array)
+        view = TensorView.from_dlpack(array)
+        del array
+        gc.collect()
+        assert alive() is not None and view.numpy()[2, 3] == 11
+        del view
+        gc.collect()
+        assert alive() is None
+
+    def test_an_exporter_may_count_from_another_address(self):
+        class Shifted:
+            def __dlpack_device__(self):
+                return 1, 0
+
+            def __dlpack__(self, **asked):
+                capsule = array.__dlpack__(**asked)
+                fields = dlpack._tensor(capsule)
+                fields.data, fields.byte_offset = fields.data - 64, 64
+                return capsule
+
+        array = sample("float32")
+        np.testing.assert_array_equal(TensorView.from_dlpack(Shifted()).numpy(), array)
+
     def test_views_go_out_to_the_libraries(self):
         import jax
         import mlx.core as mx
@@ -314,49 +330,6 @@ class TestProviderArrays:
         assert np.asarray(released[0]).dtype == np.int64
         host = np.arange(3)
         assert provider.release(host) is host
-
-
-class TestPages:
-    """How MLX borrows on Metal, which shares whole pages; here a copy stands in for the sharing."""
-
-    @pytest.fixture
-    def wrapped(self, monkeypatch):
-        """What MLX was asked to wrap."""
-        import mlx.core as mx
-
-        from ep.backends.mlx import memory
-
-        asked = []
-
-        def asarray(array, *, copy):
-            assert copy is False
-            asked.append(array)
-            return mx.array(array)
-
-        monkeypatch.setattr(memory.mx.metal, "is_available", lambda: True)
-        monkeypatch.setattr(memory.mx, "asarray", asarray)
-        return asked
-
-    @pytest.mark.parametrize("name", ["float32", "bfloat16", "int64", "bool"])
-    @pytest.mark.parametrize("offset", [0, 8, mmap.PAGESIZE, mmap.PAGESIZE - 8])
-    def test_whole_pages_are_wrapped_and_the_data_sliced(self, wrapped, name, offset):
-        provider = discovery.provider("mlx")
-        file = mmap.mmap(-1, 4 * mmap.PAGESIZE)
-        count = 1000
-        array = np.frombuffer(file, dtype_of(name), count, offset)
-        np.frombuffer(file, dtype_of(name), count, offset)[:] = sample(name, (count,))
-        theirs, reason = provider.from_view(TensorView.from_array(array))
-        assert reason is None and provider.to_view(theirs).numpy().tobytes() == array.tobytes()
-        (pages,) = wrapped
-        assert pages.ctypes.data % mmap.PAGESIZE == 0 and pages.nbytes % mmap.PAGESIZE == 0
-        assert 0 <= array.ctypes.data - pages.ctypes.data <= pages.nbytes - array.nbytes
-
-    def test_misaligned_data_are_copied_with_the_reason(self, wrapped):
-        provider = discovery.provider("mlx")
-        array = np.zeros(64, np.uint8)[2:42].view(np.float16)
-        theirs, reason = provider.from_view(TensorView.from_array(array))
-        assert not wrapped and "not a multiple of 4" in reason
-        assert provider.to_view(theirs).numpy().tobytes() == array.tobytes()
 
 
 class TestShape:

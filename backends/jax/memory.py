@@ -83,8 +83,8 @@ class _JaxStorage:
         if data.nbytes == self._array.nbytes:
             self._array = self._put(data)
         elif data.nbytes:
-            updated = _overwrite(self._array, jax.device_put(np.array(data), self._device))
-            updated.block_until_ready()
+            updated = _overwrite(self._array, jax.device_put(data, self._device))
+            updated.block_until_ready()  # JAX may read `data` until then
             kept = updated.unsafe_buffer_pointer() % self._align == 0
             self._array = updated if kept else self._put(np.asarray(updated))
 

@@ -66,7 +66,8 @@ def momentum(xp, r, t, *inputs, alpha, beta, mode, norm_coefficient):
     def step(x, g, v):
         rate = _number(xp, r, x)
         g = norm_coefficient * x + g
-        v = alpha * v + xp.where(_number(xp, t, x) > 0, beta, 1.0) * g
+        weight = xp.astype(xp.where(_number(xp, t, x) > 0, beta, 1.0), xp.dtype_of(x))
+        v = alpha * v + weight * g
         return x - rate * (g + alpha * v if mode == "nesterov" else v), v
 
     return _each(step, inputs, 3)
