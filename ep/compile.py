@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +17,17 @@ from ep.partition import CONTROL, Group, partition
 from ep.placement import HOST, Facts, Placement, Placer
 from ep.program import Runner, Step, Untraceable, describe, to_host
 
+MAX_VARIANTS = 16  # host values compiled per combination of shapes; more of them are run without compiling
 MAX_SIGNATURES = 128  # compiled callables kept per group; the least recently used one goes
 
 
 @dataclass
 class Counters:
-    """What compiling cost: signatures found (`hits`) and compiled (`misses`), seconds, calls per kind of group."""
+    """What compiling cost: signatures found (`hits`) and compiled (`misses`), calls run uncompiled, seconds."""
 
     hits: int = 0
     misses: int = 0
+    eager: int = 0
     compile_seconds: float = 0.0
 
 
@@ -213,6 +215,7 @@ class CompiledGroup:
         self.constants = {v: constants[v] for v in group.constants}
         self.all_constants = constants
         self.cache: OrderedDict[Any, Callable[..., tuple[Any, ...]]] = OrderedDict()
+        self.variants: Counter[Any] = Counter()  # shapes → how many host values were compiled for them
         self._lock = threading.Lock()
         self._weights: list[Any] | None = None
 
@@ -232,12 +235,18 @@ class CompiledGroup:
             env[value] = result
 
     def _call(self, host: list[np.ndarray], arguments: list[Any]) -> Any:
-        key = (tuple(map(signature, arguments)), tuple(map(contents, host)))
+        shapes = tuple(map(signature, arguments))
+        key = (shapes, tuple(map(contents, host))) if host else shapes
         function = self.cache.get(key)
         counters = self.context.counters
         if function is not None:
             counters.hits += 1
+            if len(self.cache) > 1:
+                self._touch(key)
             return self._guarded(function, arguments)
+        if self.variants[shapes] >= MAX_VARIANTS:
+            counters.eager += 1
+            return self._trace(host, [*map(self.backend.enter, arguments), *(self._weights or ())])
         started = time.perf_counter()
         function = self.backend.compile(lambda *values: self._trace(host, values))
         results = self._guarded(function, arguments)
@@ -245,9 +254,15 @@ class CompiledGroup:
         counters.compile_seconds += time.perf_counter() - started
         with self._lock:
             self.cache[key] = function
+            self.variants[shapes] += bool(host)
             if len(self.cache) > MAX_SIGNATURES:
                 self.cache.popitem(last=False)
         return results
+
+    def _touch(self, key: Any) -> None:
+        with self._lock:
+            if key in self.cache:
+                self.cache.move_to_end(key)
 
     def _guarded(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
         try:

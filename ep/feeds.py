@@ -41,7 +41,11 @@ class ValueInfo:
 
 
 def _dim(dim: Any) -> int | str | None:
-    return dim if isinstance(dim, int) else getattr(dim, "value", None)
+    """A size or a name; exporters also write -1, "" and "?" where they know nothing."""
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None
+    name = getattr(dim, "value", None)
+    return None if name in ("", "?") else name
 
 
 class FeedCheck:
@@ -115,8 +119,8 @@ class FeedCheck:
                 )
                 return None
             return [self._array(v, info, backend, private, None, problems) for v in value]
-        if value is None and info.kind == "optional":
-            return None
+        if info.kind == "optional" and (value is None or isinstance(value, list | tuple)):
+            return None if value is None else [self._array(v, info, backend, private, None, problems) for v in value]
         return self._array(value, info, backend, private, dims, problems)
 
     def _array(

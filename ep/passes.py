@@ -12,6 +12,7 @@ from ep.binding import Binder, BoundGraph, captures
 from ep.errors import EpError, InvalidModel, UnsupportedModel
 from ep.program import Runner, Step
 from ep.registry import OPS, normal_domain
+from ep.string_labels import split_string_labels
 from ep.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -145,7 +146,12 @@ def drop_dropout(model: ir.Model) -> None:
             graph.remove(node, safe=True)
 
 
-PASSES: tuple[Callable[[ir.Model], None], ...] = (inline_functions, lift_initializers, drop_dropout)
+PASSES: tuple[Callable[[ir.Model], None], ...] = (
+    inline_functions,
+    split_string_labels,
+    lift_initializers,
+    drop_dropout,
+)
 
 
 # After binding: constants.

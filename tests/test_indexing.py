@@ -69,9 +69,7 @@ def equal(got: np.ndarray, want: Any) -> None:
 # Gather
 
 
-@pytest.mark.parametrize(
-    "indices", [ints(-1, 0), np.int64(-3), np.zeros((0, 2), np.int64), np.array([[1]], np.int32)]
-)
+@pytest.mark.parametrize("indices", [ints(-1, 0), np.int64(-3), np.zeros((0, 2), np.int64), np.array([[1]], np.int32)])
 def test_gather_counts_from_the_back_and_keeps_the_rank_of_the_indices(device, indices):
     equal(run(device, "Gather", CUBE, np.asarray(indices), axis=-2), np.take(CUBE, indices, axis=1))
 
@@ -93,9 +91,9 @@ def test_gather_elements_reads_a_corner_instead_of_broadcasting(device):
 def test_gather_nd(device, batch_dims):
     data = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
     tail = 2
-    indices = np.stack(
-        [np.arange(-1, 2) % n - n for n in data.shape[batch_dims : batch_dims + tail]], -1
-    ) + np.zeros((*data.shape[:batch_dims], 1, 1), np.int64)
+    indices = np.stack([np.arange(-1, 2) % n - n for n in data.shape[batch_dims : batch_dims + tail]], -1) + np.zeros(
+        (*data.shape[:batch_dims], 1, 1), np.int64
+    )
     want = np.empty((*data.shape[:batch_dims], 3, *data.shape[batch_dims + tail :]), np.float32)
     for where in np.ndindex(*indices.shape[:-1]):
         want[where] = data[where[:batch_dims]][tuple(indices[where])]
@@ -329,9 +327,7 @@ def test_col2im_adds_overlapping_blocks(device, strides, dilations):
     """In three dimensions onnxruntime ignores the dilations."""
     image, block, pads = (5, 4, 6), (2, 2, 3), (1, 0, 0, 0, 1, 2)
     padded = [n + pads[i] + pads[3 + i] for i, n in enumerate(image)]
-    grid = [
-        (n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(padded, block, strides, dilations, strict=True)
-    ]
+    grid = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(padded, block, strides, dilations, strict=True)]
     columns = np.random.default_rng(0).integers(0, 9, (1, 2, *block, *grid)).astype(np.float32)
     want = np.zeros((1, 2, *padded), np.float32)
     for k, g in itertools.product(np.ndindex(*block), np.ndindex(*grid)):
@@ -339,9 +335,7 @@ def test_col2im_adds_overlapping_blocks(device, strides, dilations):
         want[(0, slice(None), *place)] += columns[(0, slice(None), *k, *g)]
     want = want[:, :, 1:6, 0:4, 0:6]
     x = columns.reshape(1, 2 * 12, -1)
-    got = run(
-        device, "Col2Im", x, ints(*image), ints(*block), strides=strides, dilations=dilations, pads=pads
-    )
+    got = run(device, "Col2Im", x, ints(*image), ints(*block), strides=strides, dilations=dilations, pads=pads)
     equal(got, want)
 
 
@@ -361,9 +355,7 @@ def test_operators_of_onnxruntime(device):
     domain = "com.microsoft"
     equal(run(device, "ExpandDims", CUBE, np.asarray(-1, np.int32), domain=domain), CUBE[..., None])
     equal(run(device, "Pad", floats(1), ints(1, 0).reshape(1, 2), floats(7), domain=domain), floats(7, 1))
-    equal(
-        run(device, "UnfoldTensor", floats(1, 2, 3, 4), domain=domain, size=2, step=2), floats([1, 2], [3, 4])
-    )
+    equal(run(device, "UnfoldTensor", floats(1, 2, 3, 4), domain=domain, size=2, step=2), floats([1, 2], [3, 4]))
     y, places, counts = run(device, "Unique", floats(2, 1, 2), domain=domain, outputs=3)
     assert (y.tolist(), places.tolist(), counts.tolist()) == ([2, 1], [0, 1, 0], [2, 1])
     cost = floats([1, 9, 9], [1, 9, 9], [9, 1, 1])

@@ -111,19 +111,13 @@ def cumprod(x: Any, axis: int) -> jax.Array:
 
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> jax.Array:
-    if dtype is not None and a.dtype == b.dtype and (a.dtype == np.int8 or a.dtype in HALVES):
-        return jnp.matmul(a, b, preferred_element_type=dtype)  # accelerators multiply these as they are
-    if dtype is not None:
-        a, b = a.astype(dtype), b.astype(dtype)
-    return jnp.matmul(a, b, preferred_element_type=_wide_dtype(a)).astype(a.dtype)
+    """XLA accumulates halves in float32 by itself; 8-bit products are what accelerators have."""
+    if dtype is None or a.dtype == b.dtype == np.int8:
+        return jnp.matmul(a, b, preferred_element_type=dtype)
+    return jnp.matmul(a.astype(dtype), b.astype(dtype))
 
 
-def einsum(subscripts: str, *operands: Any) -> jax.Array:
-    return jnp.einsum(subscripts, *operands)  # XLA accumulates halves in float32 by itself
-
-
-def _wide_dtype(x: Any) -> Any:
-    return np.float32 if x.dtype in HALVES else x.dtype
+einsum = jnp.einsum
 
 
 def argmax(x: Any, axis: int, keepdims: bool = False) -> jax.Array:
@@ -231,13 +225,9 @@ def rolled_loops() -> bool:
 # Random numbers
 
 
-def random_uniform(
-    shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32
-) -> jax.Array:
+def random_uniform(shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> jax.Array:
     return jax.random.uniform(jax.random.key(seed), tuple(shape), dtype, low, high)
 
 
-def random_normal(
-    shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32
-) -> jax.Array:
+def random_normal(shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), tuple(shape), dtype) * scale + mean

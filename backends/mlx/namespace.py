@@ -200,11 +200,11 @@ def mean(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
 
 
 def cumsum(x: Any, axis: int) -> mx.array:
-    return _in_own_dtype(mx.cumsum, x, axis=axis)
+    return _in_own_dtype(mx.cumsum, x, axis=axis) if x.size else x  # Metal's scans take no empty arrays
 
 
 def cumprod(x: Any, axis: int) -> mx.array:
-    return _in_own_dtype(mx.cumprod, x, axis=axis)
+    return _in_own_dtype(mx.cumprod, x, axis=axis) if x.size else x
 
 
 def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
@@ -251,7 +251,10 @@ def sort(x: Any, axis: int = -1) -> mx.array:
 
 
 def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[mx.array, mx.array]:
-    indices = take(argsort(x, axis, descending=largest), np.arange(k), axis)
+    if k == 1:  # Metal's sorts cost much more than finding the extreme
+        indices = (argmax if largest else argmin)(x, axis, keepdims=True)
+    else:
+        indices = take(argsort(x, axis, descending=largest), np.arange(k), axis)
     return take_along_axis(x, indices, axis), indices
 
 

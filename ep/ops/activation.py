@@ -156,7 +156,9 @@ def softmax(xp, x, *, axis=-1):
 def log_softmax(xp, x, *, axis=-1):
     if x.size == 0:
         return x
-    return x - xp.logsumexp(x, axis=axis_of(axis, x.ndim), keepdims=True)
+    axis = axis_of(axis, x.ndim)
+    x = x - xp.max(x, axis=axis, keepdims=True)  # before the logarithm, which loses its digits in large numbers
+    return x - xp.logsumexp(x, axis=axis, keepdims=True)
 
 
 def hardmax(xp, x, *, axis=-1):

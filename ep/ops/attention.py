@@ -12,7 +12,6 @@ from ep.dtypes import onnx_dtype
 from ep.ops.precision import wide, wide_dtype
 from ep.registry import Body, op
 
-
 # Heads
 
 
@@ -197,7 +196,7 @@ def flex_attention(
 
 @op("RotaryEmbedding", since=23)
 def rotary_embedding(
-    xp, X, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=0, rotary_embedding_dim=0
+    xp, X, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=None, rotary_embedding_dim=0
 ):
     if position_ids is not None:
         cos_cache, sin_cache = (xp.take(cache, position_ids, axis=0) for cache in (cos_cache, sin_cache))

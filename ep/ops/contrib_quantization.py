@@ -55,9 +55,15 @@ def ms_dequantize_linear(xp, x, x_scale, x_zero_point=None, *, axis=1):
 
 @op("QLinearAdd", domain=MICROSOFT)
 def qlinear_add(xp, A, A_scale, A_zero_point, B, B_scale, B_zero_point, C_scale, C_zero_point=None):
-    a = minus(xp, A, A_zero_point) * _ratio(xp, A_scale, C_scale)
-    b = minus(xp, B, B_zero_point) * _ratio(xp, B_scale, C_scale)
-    return _rounded(xp, a + b, C_zero_point, A)
+    """The zero points are summed up first, as onnxruntime does: float32 rounds differently in another order."""
+    a_ratio, b_ratio = _ratio(xp, A_scale, C_scale), _ratio(xp, B_scale, C_scale)
+    shift = _float(xp, C_zero_point) - (a_ratio * _float(xp, A_zero_point) + b_ratio * _float(xp, B_zero_point))
+    a, b = xp.astype(A, np.float32), xp.astype(B, np.float32)
+    return to_integer(xp, a * a_ratio + (b * b_ratio + shift), xp.dtype_of(A))
+
+
+def _float(xp: Any, zero_point: Any) -> Any:
+    return 0.0 if zero_point is None else xp.astype(xp.reshape(zero_point, ()), np.float32)
 
 
 @op("QLinearMul", domain=MICROSOFT)
@@ -71,7 +77,7 @@ def _ratio(xp: Any, scale: Any, other: Any) -> Any:
 
 
 def _rounded(xp: Any, y: Any, zero_point: Any, like: Any) -> Any:
-    """These two add the zero point before they round, which decides ties differently."""
+    """The zero point is added before rounding, which decides ties differently."""
     if zero_point is not None:
         y = y + xp.astype(xp.reshape(zero_point, ()), np.float32)
     return to_integer(xp, y, xp.dtype_of(like))

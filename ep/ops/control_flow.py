@@ -55,9 +55,7 @@ def loop(xp, M: Host = None, cond: HostIfCheap = None, *v_initial: HostIfCheap, 
     return run(xp, trips, tested, v_initial, body)
 
 
-def _stepped_loop(
-    xp, trips: int | None, tested: bool, state: State, body: Callable[..., Arrays], most: int = 0
-):
+def _stepped_loop(xp, trips: int | None, tested: bool, state: State, body: Callable[..., Arrays], most: int = 0):
     rows = []
     for i in range(trips) if trips is not None else count():
         if most and i == most:
@@ -219,9 +217,7 @@ def _directed(x: Any, direction: int) -> Any:
     return x[::-1] if direction else x
 
 
-def _scan(
-    xp, body: Callable[..., Arrays], state: State, inputs: Sequence[Any], count: int
-) -> tuple[State, Arrays]:
+def _scan(xp, body: Callable[..., Arrays], state: State, inputs: Sequence[Any], count: int) -> tuple[State, Arrays]:
     """Final state and stacked outputs of a scan along axis 0 of all inputs."""
     length = inputs[0].shape[0]
     if length == 0:

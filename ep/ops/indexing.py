@@ -94,9 +94,7 @@ def scatter_elements(xp, data, indices, updates, *, axis=0, reduction="none"):
         if i != axis:
             steps = xp.arange(n, dtype=np.int64) * strides[i]
             places = places + xp.reshape(steps, (-1,) + (1,) * (data.ndim - 1 - i))
-    flat = xp.scatter(
-        xp.reshape(data, (-1,)), (xp.reshape(places, (-1,)),), xp.reshape(updates, (-1,)), reduction
-    )
+    flat = xp.scatter(xp.reshape(data, (-1,)), (xp.reshape(places, (-1,)),), xp.reshape(updates, (-1,)), reduction)
     return xp.reshape(flat, data.shape)
 
 

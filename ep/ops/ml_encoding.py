@@ -102,11 +102,12 @@ def _values(*choices: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
 
 def _mapped(xp: Any, x: Any, keys: Any, values: Any, default: Any, dtype: Any, first: bool = False) -> Any:
     """Each element's value by its key, or the default."""
-    if xp.dtype_of(x) == object:
+    key_dtype = xp.dtype_of(x)
+    if key_dtype == object or (dtype is object and key_dtype.kind == "i"):
         table = _dictionary(keys, values, first)
         found = [table.get(key, default) for key in x.reshape(-1).tolist()]
         return _array(found, dtype).reshape(x.shape)
-    encoder = _encoder(keys, values, xp.dtype_of(x), np.dtype(dtype), default, first)
+    encoder = _encoder(keys, values, key_dtype, np.dtype(dtype), default, first)
     return encoder(xp, x)
 
 

@@ -268,7 +268,5 @@ def _overlap_add(xp, x, total: int, stride: int, dilation: int):
     length = max(total, width + (blocks - 1) * dilation)
     lead = [(0, 0)] * (x.ndim - 2)
     shifts = [k * dilation for k in range(blocks)]
-    parts = [
-        padded(xp, x[..., k, :], [*lead, (shift, length - width - shift)]) for k, shift in enumerate(shifts)
-    ]
+    parts = [padded(xp, x[..., k, :], [*lead, (shift, length - width - shift)]) for k, shift in enumerate(shifts)]
     return functools.reduce(xp.add, parts)[..., :total]

@@ -50,12 +50,14 @@ def multimodal_rotary_embedding(
             f"mrope_section {tuple(mrope_section)} names {len(stream)} channels; the cache has {cos_cache.shape[1]}.",
             fix="let the sections add up to half of the rotary dimension.",
         )
-    channel = np.arange(len(stream))
-    cos, sin = (
-        xp.transpose(xp.take(table, position_ids, axis=0), (1, 2, 0, 3))[:, :, stream, channel]
-        for table in (cos_cache, sin_cache)
-    )
+    stream = xp.asarray(stream)
+    cos, sin = (_by_stream(xp, xp.take(table, position_ids, axis=0), stream) for table in (cos_cache, sin_cache))
     return _turned(xp, input, cos, sin, interleaved, num_heads, rotary_embedding_dim)
+
+
+def _by_stream(xp: Any, rows: Any, stream: Any) -> Any:
+    """From rows [3, B, L, D] the one that each channel follows."""
+    return xp.where(stream == 2, rows[2], xp.where(stream == 1, rows[1], rows[0]))
 
 
 def _streams(sections: tuple[int, ...], layout: int) -> np.ndarray:

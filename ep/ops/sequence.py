@@ -84,9 +84,7 @@ def split_to_sequence(xp, x, split: Host = None, *, axis=0, keepdims=1):
 @op("ConcatFromSequence", since=11)
 def concat_from_sequence(xp, sequence, *, axis, new_axis=0):
     if not sequence:
-        raise InvalidInput(
-            "ConcatFromSequence was given an empty sequence.", fix="give it one tensor or more."
-        )
+        raise InvalidInput("ConcatFromSequence was given an empty sequence.", fix="give it one tensor or more.")
     if new_axis:
         return xp.stack(sequence, axis=axis_of(axis, sequence[0].ndim + 1))
     return xp.concatenate(sequence, axis=axis_of(axis, sequence[0].ndim))
@@ -103,9 +101,7 @@ def optional(xp, x=None, *, type=None):
 @op("OptionalGetElement", since=15)
 def optional_get_element(xp, x):
     if x is None:
-        raise InvalidInput(
-            "OptionalGetElement was given an empty optional.", fix="ask OptionalHasElement first."
-        )
+        raise InvalidInput("OptionalGetElement was given an empty optional.", fix="ask OptionalHasElement first.")
     return x
 
 
