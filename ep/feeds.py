@@ -158,7 +158,7 @@ def as_array(value: Any, info: ValueInfo, backend: Any) -> Any:
         return value
     if isinstance(value, bool | int | float | complex | list | tuple | np.generic):
         return _from_python(value, info)
-    for convert in (np.from_dlpack, np.asarray):
+    for convert in (np.from_dlpack, _by_dlpack, np.asarray):
         try:
             array = convert(value)
         except (TypeError, AttributeError, BufferError, ValueError, RuntimeError):
@@ -166,6 +166,13 @@ def as_array(value: Any, info: ValueInfo, backend: Any) -> Any:
         if array.dtype.kind != "O":
             return array
     return f"'{info.name}' is a {type(value).__name__}, which gives neither DLPack nor __array__"
+
+
+def _by_dlpack(value: Any) -> np.ndarray:
+    """Also the dtypes that NumPy does not know, such as bfloat16."""
+    from ep.tensor import TensorView
+
+    return TensorView.from_dlpack(value).numpy()
 
 
 def _from_python(value: Any, info: ValueInfo) -> Any:

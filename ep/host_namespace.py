@@ -132,6 +132,9 @@ def det(x: Any) -> np.ndarray:
     return np.asarray(np.linalg.det(x))
 
 
+inv = np.linalg.inv
+
+
 # Order
 
 

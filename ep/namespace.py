@@ -32,6 +32,7 @@ EXTRAS: dict[str, str] = {
     "sum": "sum(x, axis, dtype=None, keepdims=False): keeps x's dtype (ONNX), never widens; likewise prod, cumsum",
     "matmul": "matmul(a, b, dtype=None) for all numeric dtypes, integers exactly; dtype: that of the result, as in int8 → int32",
     "det": "det(x): determinants of the matrices in the last two axes",
+    "inv": "inv(x): inverses of the matrices in the last two axes",
     "argmax": "argmax(x, axis, keepdims=False) → int64, first index wins; likewise argmin",
     # order
     "argsort": "argsort(x, axis, descending=False) → int64, stable",

@@ -151,7 +151,10 @@ def test_a_missing_name_is_seen():
 # A lowering's signature is the ONNX schema.
 
 SCHEMAS = onnx.defs.get_all_schemas_with_history()
-OF_ONNXRUNTIME = {"DynamicSlice", "SimplifiedLayerNormalization"}  # it puts them into ONNX's domain
+OF_ONNXRUNTIME = {  # it puts them into ONNX's domain
+    *("DynamicSlice", "SimplifiedLayerNormalization"),
+    *("Affine", "Crop", "ImageScaler", "ParametricSoftplus", "Scale", "ScaledTanh"),
+}
 MISSPELT = {
     ("GRU", "direction"): "forward",
     ("LSTM", "direction"): "forward",

@@ -1,4 +1,4 @@
-"""Do the array namespaces keep their contract (`ep/namespace.py`)? Each must agree with NumPy's, where that is written."""
+"""Do the array namespaces keep their contract (`ep/namespace.py`)? Each must agree with NumPy's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def numbers(dtype: np.dtype, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, np.dtype(np.bool_)], ids=str)
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
 def test_arrays_come_back_as_they_were(xp, dtype, shape):
-    x = numbers(np.dtype(np.int32), *shape).astype(dtype)
+    x = numbers(np.dtype(np.int8), *shape).astype(dtype)
     array = xp.asarray(x)
     assert xp.dtype_of(array) == dtype
     result = xp.to_numpy(array)
@@ -108,10 +108,9 @@ def test_functions_of_floats(xp, dtype):
 
 def test_nan_and_infinity(xp):
     x = np.asarray([np.nan, np.inf, -np.inf, 0.0], np.float32)
-    for fn in (host.sign, lambda x: x):
-        assert fn is not None
-    agree(xp, lambda xp, x: (xp.sign(x), xp.maximum(x, 1), xp.max(x, axis=0), xp.sigmoid(x)), x)
-    agree(xp, lambda xp, x: xp.softmax(x[1:], 0) if xp is host else xp.softmax(x[1:], 0), x)
+    with np.errstate(all="ignore"):
+        agree(xp, lambda xp, x: (xp.sign(x), xp.maximum(x, 1), xp.max(x, axis=0), xp.sigmoid(x)), x)
+        agree(xp, lambda xp, x: (xp.softmax(x, 0), xp.logsumexp(x[2:3], 0, True), xp.erf(x)), x)
 
 
 def test_remainders_take_the_sign_that_is_asked_for(xp):
@@ -126,7 +125,7 @@ def test_remainders_take_the_sign_that_is_asked_for(xp):
 def test_shifts_by_the_width_or_more(xp, dtype):
     x = numbers(dtype, 4)
     counts = np.asarray([0, 3, 8 * dtype.itemsize, 8 * dtype.itemsize + 1], dtype)
-    right = np.asarray([int(v) >> int(n) for v, n in zip(x, counts, strict=True)]).astype(dtype)
+    right = np.asarray([int(v) >> int(n) for v, n in zip(x, counts, strict=True)], dtype)
     np.testing.assert_array_equal(xp.to_numpy(xp.right_shift(xp.asarray(x), xp.asarray(counts))), right)
     assert not xp.to_numpy(xp.left_shift(xp.asarray(x), xp.asarray(counts)))[2:].any()
 

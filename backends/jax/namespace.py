@@ -129,6 +129,7 @@ def argmin(x: Any, axis: int, keepdims: bool = False) -> jax.Array:
 
 
 det = jnp.linalg.det
+inv = jnp.linalg.inv
 
 
 # Order

@@ -109,6 +109,9 @@ def _out(x: Any, kernel: Any, strides: Any, pads: Any, dilations: Any) -> list[i
 
 
 def _by_xla(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int, spread: Any = None) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, np.floating):  # GPUs convolve no integers; float64 is exact up to 2^53
+        wide = x.astype(np.float64), w.astype(np.float64)
+        return _by_xla(*wide, strides, pads, dilations, groups, spread).astype(x.dtype)
     return lax.conv_general_dilated(
         x,
         w,

@@ -103,9 +103,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> mx
     return mx.arange(start, stop, step, mlx_dtype(dtype))
 
 
-def linspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = np.float32
-) -> mx.array:
+def linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = np.float32) -> mx.array:
     return mx.linspace(start, stop, num, endpoint, mlx_dtype(dtype))
 
 
@@ -265,6 +263,10 @@ def det(x: Any) -> mx.array:
     return mx.linalg.det(x, stream=mx.cpu)  # MLX factorises on the CPU only
 
 
+def inv(x: Any) -> mx.array:
+    return mx.linalg.inv(x, stream=mx.cpu)
+
+
 # Control flow
 
 
@@ -303,15 +305,11 @@ def _key(seed: Any) -> mx.array:
     return mx.random.key(int(seed))
 
 
-def random_uniform(
-    shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32
-) -> mx.array:
+def random_uniform(shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> mx.array:
     numbers = mx.random.uniform(low, high, tuple(shape), key=_key(seed))
     return numbers.astype(mlx_dtype(dtype))
 
 
-def random_normal(
-    shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32
-) -> mx.array:
+def random_normal(shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32) -> mx.array:
     numbers = mx.random.normal(tuple(shape), key=_key(seed))
     return (numbers * scale + mean).astype(mlx_dtype(dtype))

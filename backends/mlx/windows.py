@@ -19,6 +19,9 @@ def conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int = 
 def _conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int, spread: Any) -> mx.array:
     """MLX convolutions are channels-last, of up to 3 axes (without groups, then) and of float32 precision."""
     rank = len(strides)
+    if x.shape[0] == 0:  # Metal's convolutions take no empty arrays
+        one = mx.zeros((1, *x.shape[1:]), x.dtype)
+        return _conv(one, w, strides, pads, dilations, groups, spread)[:0]
     if rank > 3 or x.dtype in INTEGERS or x.dtype == mx.float64:
         return _conv_by_windows(_spread(x, spread), w, strides, pads, dilations, groups)
     if rank == 3 and groups > 1:
@@ -42,9 +45,7 @@ def _spread(x: Any, spread: Any) -> mx.array:
     for axis, s in enumerate(spread, start=2):
         if s > 1:
             n = x.shape[axis]
-            wide = mx.pad(
-                mx.expand_dims(x, axis + 1), [(0, s - 1 if i == axis + 1 else 0) for i in range(x.ndim + 1)]
-            )
+            wide = mx.pad(mx.expand_dims(x, axis + 1), [(0, s - 1 if i == axis + 1 else 0) for i in range(x.ndim + 1)])
             x = mx.flatten(wide, axis, axis + 1)[(slice(None),) * axis + (slice(0, (n - 1) * s + 1),)]
     return x
 
@@ -72,9 +73,7 @@ def conv_transpose(
     reach = [(k - 1) * d for k, d in zip(kernel, dilations, strict=True)]
     extra = output_padding or (0,) * rank
     pads = [(r - lo, r - hi + e) for r, (lo, hi), e in zip(reach, pads, extra, strict=True)]
-    y = _conv(
-        x, w, (1,) * rank, [(max(0, lo), max(0, hi)) for lo, hi in pads], dilations, groups, tuple(strides)
-    )
+    y = _conv(x, w, (1,) * rank, [(max(0, lo), max(0, hi)) for lo, hi in pads], dilations, groups, tuple(strides))
     cut = [slice(max(0, -lo), n - max(0, -hi)) for (lo, hi), n in zip(pads, y.shape[2:], strict=True)]
     return y[(slice(None), slice(None), *cut)]
 

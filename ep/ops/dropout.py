@@ -65,9 +65,7 @@ def bitmask_dropout(xp, data, ratio: Host = None, training_mode: Host = None, *,
 
 
 @op("BitmaskBiasDropout", domain="com.microsoft", random=True, out=(0, "uint32"))
-def bitmask_bias_dropout(
-    xp, data, bias, residual=None, ratio: Host = None, training_mode: Host = None, *, seed=None
-):
+def bitmask_bias_dropout(xp, data, bias, residual=None, ratio: Host = None, training_mode: Host = None, *, seed=None):
     y, mask = bias_dropout(xp, data, bias, residual, ratio, training_mode, seed=seed)
     return y, _bits(xp, mask)
 
