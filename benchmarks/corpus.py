@@ -177,9 +177,7 @@ def ratios(found: Mapping[str, Any], threads: int, device: str, tiny: bool = Tru
 
 
 def reason(model: str, device: str) -> str:
-    return next(
-        (why for glob, on, why in REASONS if on in (device, "*") and fnmatch.fnmatch(model, glob)), ""
-    )
+    return next((why for glob, on, why in REASONS if on in (device, "*") and fnmatch.fnmatch(model, glob)), "")
 
 
 def cell(value: Any, digits: int = 2) -> str:
@@ -216,10 +214,7 @@ def explanation(model: str, result: Mapping[str, Any], threads: list[int]) -> st
     texts = []
     for device in OURS:
         errors = {
-            e
-            for t in threads
-            for e in [result[str(t)].get(device, result[str(t)].get("error"))]
-            if isinstance(e, str)
+            e for t in threads for e in [result[str(t)].get(device, result[str(t)].get("error"))] if isinstance(e, str)
         }
         slow = [v for t in threads for v in [ratio(result[str(t)], device)] if v is not None and v > SLOW]
         if errors:
@@ -283,15 +278,11 @@ def svg(found: Mapping[str, Any], threads: int) -> str:
         parts.append(f'<text x="{left + 120 * i + 195}" y="16">{device}</text>')
     for tick in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32):
         stroke = "#333" if tick == 1 else "#ddd"
-        parts.append(
-            f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="40" y2="{height - 10}" stroke="{stroke}"/>'
-        )
+        parts.append(f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="40" y2="{height - 10}" stroke="{stroke}"/>')
         parts.append(f'<text x="{x(tick):.1f}" y="36" text-anchor="middle">{tick:g}×</text>')
     for i, (model, times) in enumerate(shown.items()):
         y = 46 + step * i
-        faint = (
-            ' fill-opacity="0.35"' if isinstance(o := times.get("onnxruntime"), float) and o < TINY else ""
-        )
+        faint = ' fill-opacity="0.35"' if isinstance(o := times.get("onnxruntime"), float) and o < TINY else ""
         parts.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{model}</text>')
         for j, (device, colour) in enumerate(colours.items()):
             value = ratio(times, device)
@@ -318,21 +309,15 @@ def show(found: Mapping[str, Any], threads: list[int]) -> None:
 def names(globs: Iterable[str]) -> list[str]:
     with (CORPUS / "index.csv").open() as index:
         listed = [row["name"] for row in csv.DictReader(index)]
-    return [
-        n for n in listed if (CORPUS / n / "meta.json").exists() and any(fnmatch.fnmatch(n, g) for g in globs)
-    ]
+    return [n for n in listed if (CORPUS / n / "meta.json").exists() and any(fnmatch.fnmatch(n, g) for g in globs)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["*"], help="names or globs")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="two blocks per runtime instead of seven")
-    parser.add_argument(
-        "--out", type=Path, help="where to write; default results.md here for a full run, else nowhere"
-    )
+    parser.add_argument("--out", type=Path, help="where to write; default results.md here for a full run, else nowhere")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -79,9 +79,7 @@ def bare_onnxruntime(proto: onnx.ModelProto, x: np.ndarray) -> Callable[[], Any]
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, {"x": x})
 
 
@@ -102,14 +100,10 @@ def measure(weights: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="alternating blocks per call")
     rounds = parser.parse_args().rounds
-    table = Table(
-        "model", "provider", "session.run µs", "bare µs", "above bare µs", "onnxruntime µs", title=machine()
-    )
+    table = Table("model", "provider", "session.run µs", "bare µs", "above bare µs", "onnxruntime µs", title=machine())
     found = {weights: measure(weights, rounds) for weights in (0, 200)}
     for weights, times in found.items():
         for name in ("jax", "mlx"):
@@ -123,12 +117,8 @@ def main() -> None:
     console.print(table)
     for name in ("jax", "mlx"):
         if f"ep {name}" in found[0]:
-            ours, bare = (
-                (found[200][f"{who} {name}"] - found[0][f"{who} {name}"]) / 200 for who in ("ep", "bare")
-            )
-            console.print(
-                f"{name}: a weight costs {ours:.2f} µs through session.run, {bare:.2f} µs in the bare call"
-            )
+            ours, bare = ((found[200][f"{who} {name}"] - found[0][f"{who} {name}"]) / 200 for who in ("ep", "bare"))
+            console.print(f"{name}: a weight costs {ours:.2f} µs through session.run, {bare:.2f} µs in the bare call")
 
 
 if __name__ == "__main__":

@@ -71,9 +71,7 @@ def machine(packages: Iterable[str] = ("jax", "mlx", "onnxruntime", "numpy")) ->
             versions.append(f"no {package}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = f"{platform.system()} {platform.machine()}"
-    return (
-        f"{processor()}, {cores} cores, {system}, Python {platform.python_version()}, {', '.join(versions)}"
-    )
+    return f"{processor()}, {cores} cores, {system}, Python {platform.python_version()}, {', '.join(versions)}"
 
 
 def processor() -> str:

@@ -108,16 +108,24 @@ def cumprod(x: Any, axis: int) -> np.ndarray:
 
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> np.ndarray:
-    if dtype is not None and a.dtype == b.dtype == np.int8:  # float64 is exact here, and has a fast product
-        return np.asarray(np.matmul(a.astype(np.float64), b.astype(np.float64))).astype(dtype)
+    if dtype is not None and a.dtype == np.int8 and b.dtype in (np.int8, np.float64):
+        return np.asarray(np.matmul(a.astype(np.float64), int8_factor(b))).astype(dtype)
     if dtype is not None:
         a, b = astype(a, dtype), astype(b, dtype)
     return np.asarray(np.matmul(_wide(a), _wide(b))).astype(dtype_of(a), copy=False)
 
 
+def int8_factor(b: Any) -> np.ndarray:
+    return b.astype(np.float64, copy=False)  # exact for products of 8 bits, and with a fast product
+
+
 def einsum(subscripts: str, *operands: Any) -> np.ndarray:
     wide = [_wide(x) for x in operands]
     return np.asarray(np.einsum(subscripts, *wide)).astype(dtype_of(operands[0]), copy=False)
+
+
+def any_bits(x: Any, axis: int) -> np.ndarray:
+    return np.asarray(np.bitwise_or.reduce(x, axis=axis))
 
 
 def argmax(x: Any, axis: int, keepdims: bool = False) -> np.ndarray:

@@ -31,8 +31,10 @@ EXTRAS: dict[str, str] = {
     "logsumexp": "logsumexp(x, axis, keepdims)",
     "sum": "sum(x, axis, dtype=None, keepdims=False): keeps x's dtype (ONNX), never widens; likewise prod, cumsum",
     "matmul": "matmul(a, b, dtype=None) for all numeric dtypes, integers exactly; dtype: that of the result, as in int8 → int32",
+    "int8_factor": "int8_factor(b): an int8 matrix in the form that matmul(a, b, int32) multiplies fastest, to be used often",
     "det": "det(x): determinants of the matrices in the last two axes",
     "inv": "inv(x): inverses of the matrices in the last two axes",
+    "any_bits": "any_bits(x, axis): the bits that are set in any of the integers along an axis",
     "argmax": "argmax(x, axis, keepdims=False) → int64, first index wins; likewise argmin",
     # order
     "argsort": "argsort(x, axis, descending=False) → int64, stable",

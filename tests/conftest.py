@@ -45,13 +45,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not counts:
         return
     terminalreporter.section("official ONNX cases")
-    for (device, mode, suite), seen in sorted(counts.items()):
-        terminalreporter.write_line(f"{device:5}{mode:9}{suite:18}{describe(seen)}")
+    for (device, mode, suite, size), seen in sorted(counts.items()):
+        terminalreporter.write_line(f"{device:5}{mode:9}{suite:18}{describe(seen, size)}")
 
 
-def suite_counts(stats: dict[str, list[Any]]) -> dict[tuple[str, str, str], Counter[str]]:
-    """(device, mode, suite) → outcomes: "device", "host", "folded" for those passed, else pytest's word."""
-    counts: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+def suite_counts(stats: dict[str, list[Any]]) -> dict[tuple[str, str, str, int], Counter[str]]:
+    """(device, mode, suite, its size) → outcomes: "device", "host", "folded" for those passed, else pytest's."""
+    counts: dict[tuple[str, str, str, int], Counter[str]] = defaultdict(Counter)
     for outcome in ("passed", "failed", "xfailed", "xpassed"):
         for report in stats.get(outcome, ()):
             properties = dict(getattr(report, "user_properties", ()))
@@ -61,15 +61,11 @@ def suite_counts(stats: dict[str, list[Any]]) -> dict[tuple[str, str, str], Coun
     return counts
 
 
-def describe(seen: Counter[str]) -> str:
-    """`N passed of M: D on device, H with host nodes`, and what else happened."""
+def describe(seen: Counter[str], size: int) -> str:
+    """`N passed of 1884: D on device, H with host nodes`, and what else happened."""
     passed = seen["device"] + seen["host"] + seen["folded"]
-    text = f"{passed} passed of {sum(seen.values())}: "
-    text += f"{seen['device']} on device, {seen['host']} with host nodes"
-    rest = {
-        "folded": "folded at load",
-        "xfailed": "expected failures",
-        "failed": "FAILED",
-        "xpassed": "XPASSED",
-    }
-    return text + "".join(f", {seen[key]} {label}" for key, label in rest.items() if seen[key])
+    text = f"{passed} passed of {size}: {seen['device']} on device, {seen['host']} with host nodes"
+    rest = {"folded": "folded at load", "xfailed": "expected failures", "failed": "FAILED", "xpassed": "XPASSED"}
+    text += "".join(f", {seen[key]} {label}" for key, label in rest.items() if seen[key])
+    left = size - sum(seen.values())
+    return text + (f", {left} not selected" if left else "")

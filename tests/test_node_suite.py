@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import ml_dtypes  # noqa: F401 - registers bfloat16 and the small dtypes with Nu
 import numpy as np
 import onnx
 import pytest
+from conftest import require
 from onnx import numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 from onnx.backend.test.loader import load_model_tests
@@ -30,25 +31,32 @@ from onnx.backend.test.loader import load_model_tests
 import ep
 from ep.plan import HOST
 
-LIBRARIES = {"jax": "jax", "mlx": "mlx.core", "host": "numpy"}  # device → what must be installed
+DEVICES = ("jax", "mlx", "host")
 MODES = {"compiled": "on", "eager": "off"}
 FILES = ("simple", "pytorch-converted", "pytorch-operator")
 XFAILS = Path(__file__).parent / "xfails"
+FULL = os.environ.get("EP_FULL") == "1"
 
 
-# How close is right? (rtol, atol per unit of the largest finite value expected) by dtype of the expected output.
-# Integers, booleans, strings and types of eight bits or less must be equal: whatever rounds to them is exact by
-# specification. The other numbers are a few roundings of the type. For float32 the longest chains of the suite
-# (LSTM, attention, LayerNorm; at most ~100 operations deep) lose about sqrt(100) roundings of 2^-24, or 6e-7 of
-# the largest operand; 1e-5 is above that and far below any error of substance.
+# How close is right? (rtol, atol per unit of the largest finite value expected), by dtype of the output.
+# Integers, booleans, strings and types of eight bits or less must be equal: what rounds to them is exact by
+# specification. A floating-point answer may differ by the roundings on the way to it: a chain of k operations
+# with unit roundoff u typically loses sqrt(k)·u of the largest operand, and the suite's k is at most a few
+# hundred (attention, LSTM, convolutions). For float32 that is below 2e-6; the table allows five times as much.
 TOLERANCES: dict[str, tuple[float, float]] = {
     "float64": (1e-7, 1e-9),  # the suite computes many float64 answers through float32 constants
-    "float32": (1e-5, 1e-5),
-    "float16": (2**-9, 2**-10),  # two roundings of 2^-10
-    "bfloat16": (2**-6, 2**-7),  # two roundings of 2^-7; onnx's own runner takes the same 2^-6
+    "float32": (1e-5, 1e-5),  # u = 6e-8
+    "float16": (2**-9, 2**-10),  # two roundings: spacing 2^-10
+    "bfloat16": (2**-6, 2**-7),  # two roundings: spacing 2^-7; onnx's own runner allows the same 2^-6
     "complex64": (1e-5, 1e-5),
     "complex128": (1e-7, 1e-9),
 }
+# Cases that need more, each for a reason: (names, rtol = atol).
+WIDER: tuple[tuple[str, float], ...] = (
+    (r"test_roialign_aligned_(true|false)$", 1e-3),  # the suite writes the answers with four digits
+    (r"test_averagepool_2d_ceil_last_window_starts_on_pad$", 1e-3),  # four digits, too
+    (r"test_nllloss_NCd1d2d3d4d5_mean_weight", 1e-4),  # sums 6,480 terms, which MLX adds one after the other
+)
 
 
 @dataclass(frozen=True)
@@ -60,11 +68,7 @@ class Case:
     source: Any
 
     def model(self) -> onnx.ModelProto:
-        return (
-            self.source.model
-            if self.suite == "node"
-            else onnx.load(Path(self.source.model_dir) / "model.onnx")
-        )
+        return self.source.model if self.suite == "node" else onnx.load(Path(self.source.model_dir) / "model.onnx")
 
     def data(self, model: onnx.ModelProto) -> Iterator[tuple[dict[str, Any], list[Any]]]:
         """Feeds by name, and the outputs to expect."""
@@ -126,7 +130,7 @@ def expected_failures() -> dict[tuple[str, str, str], str]:
     """(device, mode, case) → reason, from lines `case [mode]  # reason`; one file per device, `all.txt` for all."""
     found = {}
     for path in sorted(XFAILS.glob("*.txt")):
-        devices = list(LIBRARIES) if path.stem == "all" else [path.stem]
+        devices = list(DEVICES) if path.stem == "all" else [path.stem]
         for line in path.read_text().splitlines():
             entry, _, reason = line.partition("#")
             if entry.strip():
@@ -135,11 +139,33 @@ def expected_failures() -> dict[tuple[str, str, str], str]:
     return found
 
 
+def selected(device: str, mode: str) -> list[str]:
+    """Names of the cases to run: all, but a sample of the node suite for eager JAX, which compiles every primitive.
+
+    That takes a third of the time of everything else, and what the compiled mode does not show already is only
+    how a lowering treats concrete values: two cases per operator tell. `EP_FULL=1` runs all.
+    """
+    if FULL or (device, mode) != ("jax", "eager"):
+        return list(cases())
+    chosen, count = [], Counter[str]()
+    for name, case in cases().items():
+        operator = case.source.model.graph.node[0].op_type if case.suite == "node" else name
+        if "_expanded" not in name and count[operator] < 2:
+            count[operator] += 1
+            chosen.append(name)
+    return chosen
+
+
+@functools.cache
+def size(suite: str) -> int:
+    return sum(case.suite == suite for case in cases().values())
+
+
 def parameters() -> list[Any]:
     found, failures = [], expected_failures()
-    for device in LIBRARIES:
+    for device in DEVICES:
         for mode in MODES:
-            for name in cases():
+            for name in selected(device, mode):
                 reason = failures.get((device, mode, name))
                 marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason is not None else []
                 found.append(pytest.param(device, mode, name, id=f"{device}-{mode}-{name}", marks=marks))
@@ -148,17 +174,16 @@ def parameters() -> list[Any]:
 
 @pytest.mark.parametrize(("device", "mode", "name"), parameters())
 def test_case(device: str, mode: str, name: str, request: pytest.FixtureRequest) -> None:
-    if importlib.util.find_spec(LIBRARIES[device].split(".")[0]) is None:
-        pytest.skip(f"{LIBRARIES[device]} is not installed: pip install 'ep-runtime[{device}]'")
+    require(device)
     case = cases()[name]
-    request.node.user_properties.append(("case", (device, mode, case.suite)))
+    request.node.user_properties.append(("case", (device, mode, case.suite, size(case.suite))))
     with settings(device):
         model = case.model()
         session = ep.load(model, device, options={"compile": MODES[mode]})
         for feeds, expected in case.data(model):
             check = next((check for pattern, check in OPEN.items() if re.match(pattern, name)), None)
             if check is None:
-                compare(session.run(None, feeds), expected)
+                compare(session.run(None, feeds), expected, name)
             else:
                 check(model, device, mode, feeds, expected)
         request.node.user_properties.append(("where", where(session, device)))
@@ -189,19 +214,20 @@ def where(session: ep.InferenceSession, device: str) -> str:
 # Comparison.
 
 
-def compare(results: list[Any], expected: list[Any]) -> None:
+def compare(results: list[Any], expected: list[Any], name: str) -> None:
+    wider = next((tolerance for pattern, tolerance in WIDER if re.match(pattern, name)), 0.0)
     assert len(results) == len(expected)
     for index, (got, want) in enumerate(zip(results, expected, strict=True)):
-        compare_value(got, want, f"output {index}")
+        compare_value(got, want, f"output {index}", wider)
 
 
-def compare_value(got: Any, want: Any, label: str) -> None:
+def compare_value(got: Any, want: Any, label: str, wider: float = 0.0) -> None:
     if want is None or isinstance(want, list):
         assert type(got) is type(want), f"{label} is a {type(got).__name__}, not a {type(want).__name__}"
         if want is not None:
             assert len(got) == len(want), f"{label} has {len(got)} elements, not {len(want)}"
             for i, (g, w) in enumerate(zip(got, want, strict=True)):
-                compare_value(g, w, f"{label}[{i}]")
+                compare_value(g, w, f"{label}[{i}]", wider)
         return
     assert isinstance(got, np.ndarray), f"{label} is a {type(got).__name__}"
     assert got.dtype == want.dtype, f"{label} has dtype {got.dtype}, not {want.dtype}"
@@ -210,7 +236,7 @@ def compare_value(got: Any, want: Any, label: str) -> None:
         same = got == want if want.dtype.kind in "biuO" else equal_with_nan(got, want)
         assert same.all(), f"{label}: {np.count_nonzero(~same)} of {want.size} differ: {got} is not {want}"
         return
-    rtol, scaled = TOLERANCES[want.dtype.name]
+    rtol, scaled = (max(wider, tolerance) for tolerance in TOLERANCES[want.dtype.name])
     wide = np.complex128 if want.dtype.kind == "c" else np.float64
     want, got = want.astype(wide), got.astype(wide)
     finite = np.abs(want[np.isfinite(want)])
@@ -230,9 +256,7 @@ DRAWS = 20
 SIGMAS = 5  # a right implementation fails one of these checks once in 1.7 million
 
 
-def draw(
-    model: onnx.ModelProto, device: str, mode: str, feeds: dict, expected: list
-) -> list[list[np.ndarray]]:
+def draw(model: onnx.ModelProto, device: str, mode: str, feeds: dict, expected: list) -> list[list[np.ndarray]]:
     """Results of several runs, after what holds for every generator: shapes, dtypes, seeds, fresh draws."""
     session, other = (ep.load(model, device, options={"compile": MODES[mode]}) for _ in range(2))
     runs = [session.run(None, feeds) for _ in range(DRAWS)]
@@ -240,9 +264,7 @@ def draw(
         assert [(r.shape, r.dtype) for r in results] == [(e.shape, e.dtype) for e in expected]
     first = [run[0].tobytes() for run in runs]
     if any(a.name == "seed" for node in model.graph.node for a in node.attribute):
-        assert other.run(None, feeds)[0].tobytes() == first[0], (
-            "the same seed gave other values in a second session"
-        )
+        assert other.run(None, feeds)[0].tobytes() == first[0], "the same seed gave other values in a second session"
     else:
         assert len(set(first)) > 1, f"{DRAWS} runs without a seed all drew the same values"
     return runs
@@ -278,10 +300,10 @@ OPEN = {
 def test_expected_failures_name_cases_and_reasons() -> None:
     for (device, mode, name), reason in expected_failures().items():
         assert name in cases(), f"{device}: {name} is not a case"
-        assert device in LIBRARIES and mode in MODES
+        assert device in DEVICES and mode in MODES
         assert len(reason) > 20, f"{device}-{mode}-{name} needs a reason"
 
 
-def test_open_patterns_match_cases() -> None:
-    for pattern in OPEN:
+def test_patterns_match_cases() -> None:
+    for pattern in (*OPEN, *(pattern for pattern, _ in WIDER)):
         assert any(re.match(pattern, name) for name in cases()), pattern

@@ -48,9 +48,9 @@ def test_one_partition_when_the_device_takes_all(accelerator: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan = ep.load(model, accelerator, strict=True).plan
-    assert [(n.node, n.op, n.provider) for n in plan.nodes] == [
-        ("one", "ai.onnx::Neg-13", accelerator),
-        ("two", "ai.onnx::Exp-13", accelerator),
+    assert [(n.node, n.op.partition("-")[0], n.provider) for n in plan.nodes] == [
+        ("one", "ai.onnx::Neg", accelerator),
+        ("two", "ai.onnx::Exp", accelerator),
     ]
     (partition,) = plan.partitions
     assert (partition.provider, partition.nodes, partition.how) == (accelerator, 2, "compiled")
@@ -61,9 +61,7 @@ def test_one_partition_when_the_device_takes_all(accelerator: str) -> None:
 def test_a_shape_that_data_decide_cuts_the_graph(accelerator: str) -> None:
     """Before the cut one compiled partition; after it another, whose inputs include what crossed."""
     model = parse(
-        CUT.replace("s, axis", "s, one").replace(
-            "{\n        [before]", "<int64[1] one = {1}>\n    {\n        [before]"
-        )
+        CUT.replace("s, axis", "s, one").replace("{\n        [before]", "<int64[1] one = {1}>\n    {\n        [before]")
     )
     session = quietly(model, accelerator)
     (y,) = session.run(None, {"x": np.array([0, 2, -1, 3], np.float32)})
@@ -110,9 +108,7 @@ def test_strict_refuses_and_names_every_fallback(accelerator: str) -> None:
         with pytest.raises(ep.UnsupportedModel) as caught:
             ep.load(parse(STRINGS), accelerator, strict=True)
     text = str(caught.value)
-    assert text.startswith(
-        "1 of 2 nodes of agraph would run on the host:\n  'shout' (ai.onnx::StringNormalizer-10): "
-    )
+    assert text.startswith("1 of 2 nodes of agraph would run on the host:\n  'shout' (ai.onnx::StringNormalizer-10): ")
     assert "flip" not in text and "Why: " in text and "Fix: " in text
 
 

@@ -15,7 +15,7 @@ from mlx.core import *  # noqa: F403
 
 from ep.backends.mlx.dtypes import HALVES, NUMPY_DTYPES, mlx_dtype
 from ep.backends.mlx.indexing import pad, scatter, slice_update, take, take_along_axis  # noqa: F401
-from ep.backends.mlx.products import einsum, matmul  # noqa: F401
+from ep.backends.mlx.products import einsum, int8_factor, matmul  # noqa: F401
 from ep.backends.mlx.windows import conv, conv_transpose, pool, windows  # noqa: F401
 from ep.program import Untraceable
 
@@ -211,6 +211,15 @@ def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
 
 def softmax(x: Any, axis: int = -1) -> mx.array:
     return mx.softmax(x, axis=axis, precise=True)
+
+
+def any_bits(x: Any, axis: int) -> mx.array:
+    """MLX reduces integers by sums, products and extrema only: halves are joined until one is left."""
+    x = mx.moveaxis(x, axis, 0)
+    while (n := x.shape[0]) > 1:
+        joined = mx.bitwise_or(x[: n // 2], x[n // 2 : n - n % 2])
+        x = mx.concatenate([joined, x[n - 1 :]]) if n % 2 else joined
+    return x[0]
 
 
 def argmax(x: Any, axis: int, keepdims: bool = False) -> mx.array:

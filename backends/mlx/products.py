@@ -17,6 +17,10 @@ def matmul(a: Any, b: Any, dtype: Any = None) -> mx.array:
     return mx.matmul(a.astype(target), b.astype(target))
 
 
+def int8_factor(b: Any) -> mx.array:
+    return b.astype(mx.float32)
+
+
 def _integer_matmul(a: Any, b: Any, target: mx.Dtype) -> mx.array:
     """Sums the products of the operands' bytes; partial sums stay below 2^24, where float32 is exact."""
     if a.ndim == 1 or b.ndim == 1:
@@ -35,7 +39,7 @@ def _integer_matmul(a: Any, b: Any, target: mx.Dtype) -> mx.array:
 
 def _bytes(x: Any) -> list[mx.array]:
     """Digits of x to the base 256 as float32, least significant first; the last one carries the sign."""
-    if x.dtype.size == 1:
+    if x.dtype.size == 1 or x.dtype == mx.float32:
         return [x.astype(mx.float32)]
     low = [(mx.right_shift(x, 8 * i) & 255).astype(mx.float32) for i in range(x.dtype.size - 1)]
     return [*low, mx.right_shift(x, 8 * (x.dtype.size - 1)).astype(mx.float32)]

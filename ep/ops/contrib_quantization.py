@@ -231,18 +231,17 @@ def matmul_integer16(xp, A, B):
 
 @op("MatMulIntegerToFloat", domain=MICROSOFT, out=(2,))
 def matmul_integer_to_float(xp, A, B, a_scale, b_scale, a_zero_point=None, b_zero_point=None, bias=None):
-    y = xp.astype(integer_matmul(xp, A, B, a_zero_point, b_zero_point), np.float32)
-    y = y * (xp.astype(a_scale, np.float32) * xp.astype(b_scale, np.float32))
+    return scaled(xp, integer_matmul(xp, A, B, a_zero_point, b_zero_point), a_scale, b_scale, bias)
+
+
+def scaled(xp: Any, y: Any, a_scale: Any, b_scale: Any, bias: Any = None) -> Any:
+    """An int32 product as real numbers of the dtype of the scales."""
+    y = xp.astype(y, np.float32) * (xp.astype(a_scale, np.float32) * xp.astype(b_scale, np.float32))
     y = y if bias is None else y + xp.astype(bias, np.float32)
     return xp.astype(y, xp.dtype_of(a_scale))
 
 
 @op("DynamicQuantizeMatMul", domain=MICROSOFT)
 def dynamic_quantize_matmul(xp, A, B, b_scale, b_zero_point=None, bias=None):
-    return dynamic_matmul(xp, A, B, b_scale, b_zero_point, bias)
-
-
-def dynamic_matmul(xp: Any, a: Any, b: Any, b_scale: Any, b_zero_point: Any, bias: Any = None) -> Any:
-    """The product of floats, quantized to uint8 as a whole, and quantized weights."""
-    a, a_scale, a_zero_point = dynamic_quantize_linear(xp, a)
-    return matmul_integer_to_float(xp, a, b, a_scale, b_scale, a_zero_point, b_zero_point, bias)
+    a, a_scale, a_zero_point = dynamic_quantize_linear(xp, A)
+    return matmul_integer_to_float(xp, a, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)

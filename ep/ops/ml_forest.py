@@ -8,11 +8,13 @@ one level per step. A leaf is its own child.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ep.errors import InvalidInput, InvalidModel
+from ep.ops.ml_leaf_bits import LeafBits, leaf_bits, reached
 
 LESS, EQUAL, GREATER, NAN = range(4)
 COMPARE = {  # predicates that are false for NaN, by the outcomes for which they are true
@@ -33,6 +35,7 @@ MODES = {
     "BRANCH_NEQ": (LESS, GREATER),
 }
 COMBINE = {"SUM": np.add, "AVERAGE": np.add, "MIN": np.minimum, "MAX": np.maximum}
+MOST_CELLS = 1 << 24  # nodes times trees times rows that are looked at at once
 NO_VOTE = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
 
 
@@ -68,8 +71,18 @@ class Forest:
     )  # [targets, trees that vote for it], or [1, trees] when a tree votes for several targets
     depth: int
     weights: np.ndarray  # [leaves, 1], or [leaves, targets] when a tree votes for several targets
-    trees: int
     function: str  # how the votes of all trees become one score: SUM, AVERAGE, MIN or MAX
+
+    @property
+    def trees(self) -> int:
+        return self.roots.size
+
+    @cached_property
+    def bits(self) -> LeafBits | None:
+        """The tables for looking at all nodes at once, where the trees are small enough."""
+        threshold = self.table[:, 1].copy().view(self.dtype)
+        child = self.table[:, 2:].astype(np.int64)
+        return leaf_bits(self.table[:, 0], threshold, child, self.roots.reshape(-1), len(self.weights))
 
 
 def grow(feature: Any, mode: Any, threshold: np.ndarray, true: Any, false: Any, nan_true: Any) -> Trees:
@@ -111,9 +124,7 @@ def plant(trees: Trees, votes: Votes, targets: int, function: str) -> Forest:
     branches = _branches(child)
     columns = [trees.feature[order], bits, child[:, NAN], *(child[:, b[0]] for b in branches)]
     table = np.stack([column.astype(bits.dtype) for column in columns], axis=1)
-    return Forest(
-        table, branches, trees.threshold.dtype, roots, depth, weights, len(trees.roots), function
-    )  # fmt: skip
+    return Forest(table, branches, trees.threshold.dtype, roots, depth, weights, function)
 
 
 def _branches(child: np.ndarray) -> tuple[tuple[int, ...], ...]:
@@ -166,7 +177,12 @@ def _by_target(
 
 def aggregate(xp: Any, forest: Forest, x: Any, base: np.ndarray | None = None) -> Any:
     """Scores [rows, targets]: the votes of the reached leaves, combined over all trees, plus base values."""
-    votes = xp.take(xp.asarray(forest.weights), _leaves(xp, forest, x), axis=0)
+    needed = int(forest.table[:, 0].max(initial=0)) + 1
+    if x.shape[1] < needed:
+        raise InvalidInput(f"the trees read {needed} features, but the input has {x.shape[1]}.")
+    x = xp.astype(x, forest.dtype)
+    leaves = _leaves_by_bits(xp, forest, x) if _by_bits(xp, forest, x.shape[0]) else _leaves(xp, forest, x)
+    votes = xp.take(xp.asarray(forest.weights), leaves, axis=0)
     if forest.function in ("SUM", "AVERAGE"):
         scores = xp.sum(votes, axis=2)
     else:
@@ -178,23 +194,42 @@ def aggregate(xp: Any, forest: Forest, x: Any, base: np.ndarray | None = None) -
     return scores if base is None else scores + xp.asarray(base.astype(forest.weights.dtype))
 
 
+def _chosen(xp: Any, forest: Forest, value: Any, threshold: Any, children: list[Any]) -> Any:
+    """The child for NaN, or another one where the comparison says so."""
+    chosen = children[0]
+    for outcomes, child in zip(forest.branches, children[1:], strict=True):
+        chosen = xp.where(COMPARE[outcomes](value, threshold), child, chosen)
+    return chosen
+
+
 def _leaves(xp: Any, forest: Forest, x: Any) -> Any:
-    """The leaf [rows, groups, trees] that each row reaches."""
+    """The leaf [rows, groups, trees] that each row reaches, walking down from the roots."""
     rows, features = x.shape
-    needed = int(forest.table[:, 0].max(initial=0)) + 1
-    if features < needed:
-        raise InvalidInput(f"the trees read {needed} features, but the input has {features}.")
-    flat = xp.reshape(xp.astype(x, forest.dtype), (-1,))
-    table = xp.asarray(forest.table)
+    flat, table = xp.reshape(x, (-1,)), xp.asarray(forest.table)
     first = xp.asarray((np.arange(rows, dtype=np.uint32) * features).reshape(-1, 1, 1))
 
     def down(carry: tuple[Any], _: Any) -> tuple[tuple[Any], tuple[()]]:
         row = xp.take(table, carry[0], axis=0)
         value = xp.take(flat, first + xp.astype(row[..., 0], np.uint32), axis=0)
-        threshold, node = xp.bitcast(row[..., 1], forest.dtype), row[..., 2]
-        for column, outcomes in enumerate(forest.branches, 3):
-            node = xp.where(COMPARE[outcomes](value, threshold), row[..., column], node)
-        return (xp.astype(node, np.uint32),), ()
+        threshold = xp.bitcast(row[..., 1], forest.dtype)
+        children = [row[..., column] for column in range(2, row.shape[-1])]
+        return (xp.astype(_chosen(xp, forest, value, threshold, children), np.uint32),), ()
 
     start = np.broadcast_to(forest.roots.astype(np.uint32), (rows, *forest.roots.shape))
     return xp.scan(down, (xp.asarray(start),), (), length=forest.depth)[0][0]
+
+
+def _by_bits(xp: Any, forest: Forest, rows: int) -> bool:
+    """Whether to look at all nodes at once: it saves the steps, and costs work on nodes that are not passed.
+
+    Where steps are compiled as a loop, they are cheap, and only long walks through small trees lose (measured on
+    a CPU: 13 levels of 17 nodes, 100 rows: 63 µs instead of 156; 4 levels of 15 nodes: 94 instead of 55).
+    """
+    if forest.bits is None or forest.bits.nodes * forest.trees * rows > MOST_CELLS:
+        return False
+    return not xp.rolled_loops() or (rows >= 16 and forest.bits.nodes <= 2 * forest.depth)
+
+
+def _leaves_by_bits(xp: Any, forest: Forest, x: Any) -> Any:
+    leaves = reached(xp, forest.bits, x, lambda *chosen: _chosen(xp, forest, *chosen))
+    return xp.reshape(xp.swapaxes(leaves, 0, 1), (x.shape[0], *forest.roots.shape))

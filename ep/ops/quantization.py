@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -129,19 +130,43 @@ def integer_matmul(xp: Any, a: Any, b: Any, a_zero: Any = None, b_zero: Any = No
     row, column = a.ndim == 1, b.ndim == 1
     a, a_offset = _as_int8(xp, a[None] if row else a)
     b, b_offset = _as_int8(xp, b[:, None] if column else b)
-    if a_zero is not None and a_zero.ndim == 1 and a_zero.size > 1:
-        a_zero = a_zero[:, None]
-    y = xp.matmul(a, b, np.int32)
-    a_shift, b_shift = _shift(xp, a_zero, a_offset), _shift(xp, b_zero, b_offset)
-    if a_shift is not None:
-        columns = xp.sum(xp.astype(b, np.int32), axis=-2, keepdims=True)
-        if b_shift is not None:
-            columns = columns - b_shift * b.shape[-2]
-        y = y - a_shift * columns
-    if b_shift is not None:
-        y = y - b_shift * xp.sum(xp.astype(a, np.int32), axis=-1, keepdims=True)
+    a_shift, b_shift = _shift(xp, _rows(xp, a_zero), a_offset), _shift(xp, b_zero, b_offset)
+    y, columns = (xp.matmul(a, b, np.int32), None) if a_shift is None else _with_column_sums(xp, a, b)
+    y = _corrected(xp, y, a, columns, a_shift, b_shift)
     y = y[..., 0, :] if row else y
     return y[..., 0] if column else y
+
+
+def _corrected(xp: Any, y: Any, a: Any, columns: Any, a_shift: Any, b_shift: Any) -> Any:
+    """y = a @ b for operands from which the shifts are still to be taken off; `columns` are the sums of b's."""
+    if a_shift is not None:
+        y = y - a_shift * (columns if b_shift is None else columns - b_shift * a.shape[-1])
+    if b_shift is not None:
+        y = y - b_shift * xp.sum(xp.astype(a, np.int32), axis=-1, keepdims=True)
+    return y
+
+
+def _with_column_sums(xp: Any, a: Any, b: Any) -> tuple[Any, Any]:
+    """a @ b, and the sums of b's columns: a row of ones in the product costs less than a pass over b."""
+    ones = xp.ones((1, b.shape[-2]), dtype=INT8)
+    if b.ndim > 2:
+        return xp.matmul(a, b, np.int32), xp.matmul(ones, b, np.int32)
+    rows = xp.reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
+    y = xp.matmul(xp.concatenate([rows, ones], axis=0), b, np.int32)
+    return xp.reshape(y[:-1], (*a.shape[:-1], b.shape[1])), y[-1:]
+
+
+def integer_factor(xp: Any, b: Any, b_zero: Any) -> Callable[[Any, Any], Any]:
+    """`integer_matmul` by the same weights [K, N] again and again, a function of a [M, K] and the scalar a_zero."""
+    b, b_offset = _as_int8(xp, b)
+    b_shift, factor = _shift(xp, b_zero, b_offset), xp.int8_factor(b)
+    columns = xp.matmul(xp.ones((1, b.shape[0]), dtype=INT8), factor, np.int32)
+
+    def multiply(a: Any, a_zero: Any) -> Any:
+        a, a_offset = _as_int8(xp, a)
+        return _corrected(xp, xp.matmul(a, factor, np.int32), a, columns, _shift(xp, a_zero, a_offset), b_shift)
+
+    return multiply
 
 
 def _as_int8(xp: Any, x: Any) -> tuple[Any, int]:
@@ -249,9 +274,9 @@ def qlinear_matmul(xp, a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_sca
 
 
 def _rows(xp: Any, x: Any) -> Any:
-    """One number per row of a matrix as a column."""
-    if x.size == 1:
-        return xp.reshape(x, ())
+    """One number per row of a matrix as a column; one for all as a scalar."""
+    if x is None or x.size == 1:
+        return x if x is None else xp.reshape(x, ())
     return x[:, None] if x.ndim == 1 else x
 
 

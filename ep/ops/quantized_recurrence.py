@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ep.ops.contrib_quantization import dynamic_matmul
+from ep.ops.contrib_quantization import dynamic_quantize_matmul, scaled
+from ep.ops.quantization import dynamic_quantize_linear, integer_factor
 from ep.ops.recurrent import Activation, Layer, Step, lstm_step, run_layer
 from ep.registry import op
 
@@ -21,7 +22,7 @@ def dynamic_quantize_lstm(
         ("Sigmoid", "Tanh", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, 0
     )
     cell = partial(_cell, input_forget=input_forget)
-    weights = (W, xp.swapaxes(R, 1, 2), B, P, W_scale, W_zero_point, R_scale, R_zero_point)
+    weights = (W, R, B, P, W_scale, W_zero_point, R_scale, R_zero_point)
     return run_layer(xp, layer, cell, X, weights, sequence_lens, (initial_h, initial_c))
 
 
@@ -30,8 +31,13 @@ def _cell(
     w_scale: Any, w_zero: Any, r_scale: Any, r_zero: Any, *, input_forget: int,
 ) -> tuple[Any, Step]:  # fmt: skip
     """Weights [input, 4 * hidden] lie across those of LSTM. The whole sequence shares one scale."""
-    across = xp.transpose(r)
     half = 0 if b is None else b.shape[0] // 2
     bias = None if b is None else b[:half] + b[half:]
-    step = lstm_step(functions, lambda h: dynamic_matmul(xp, h, across, r_scale, r_zero), p, input_forget)
-    return dynamic_matmul(xp, x, w, w_scale, w_zero, bias), step
+    by_r = integer_factor(xp, r, r_zero)
+
+    def recurrent(h: Any) -> Any:
+        h, h_scale, h_zero = dynamic_quantize_linear(xp, h)
+        return scaled(xp, by_r(h, h_zero), h_scale, r_scale)
+
+    inputs = dynamic_quantize_matmul(xp, x, w, w_scale, w_zero, bias)
+    return inputs, lstm_step(functions, recurrent, p, input_forget)

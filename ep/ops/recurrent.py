@@ -96,7 +96,8 @@ def run_layer(
     outputs = []
     for d, (functions, reverse) in enumerate(zip(layer.functions(xp), layer.reverses, strict=True)):
         own = [v if v is None else v[d] for v in weights]
-        zero = xp.zeros((x.shape[1], own[1].shape[1]), dtype=xp.dtype_of(x))
+        hidden = min(own[1].shape)  # the other side is as wide as all gates; which one is which differs
+        zero = xp.zeros((x.shape[1], hidden), dtype=xp.dtype_of(x))
         states = tuple(zero if v is None else v[d] for v in initial)
         outputs.append(_run(xp, *cell(xp, functions, x, *own), states, sequence_lens, reverse))
     places = (1, *(0 for _ in initial))  # where the axis of the directions goes
