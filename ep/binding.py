@@ -85,15 +85,11 @@ class Binder:
             if value is not None and value not in known:
                 self.problems.append(f"node '{name}' reads '{value.name}', which nothing produces before it")
         if opset is None:
-            self.problems.append(
-                f"node '{name}' uses domain '{node.domain}', which the model does not import"
-            )
+            self.problems.append(f"node '{name}' uses domain '{node.domain}', which the model does not import")
             return None
         lowering = OPS.find(node.domain, node.op_type, opset)
         if lowering is None:
-            self.unsupported.setdefault(f"{node.domain or 'ai.onnx'}::{node.op_type}-{opset}", []).append(
-                name
-            )
+            self.unsupported.setdefault(f"{node.domain or 'ai.onnx'}::{node.op_type}-{opset}", []).append(name)
             return None
         attributes, bodies = self._attributes(node, known)
         self._check(name, lowering, node, attributes, bodies)

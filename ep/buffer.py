@@ -229,9 +229,7 @@ class _Exporter:
 class _Memory:
     """Memory known only by its address: what the raw and borrowed constructors wrap."""
 
-    def __init__(
-        self, address: int, device: DeviceId, owner: object = None, *, read_only: bool = False
-    ) -> None:
+    def __init__(self, address: int, device: DeviceId, owner: object = None, *, read_only: bool = False) -> None:
         self._address, self._device, self._owner, self._read_only = address, device, owner, read_only
 
     def pointer(self) -> int:

@@ -62,9 +62,7 @@ def parser() -> argparse.ArgumentParser:
     look = _command(commands, "inspect", inspect_model, "what is in a model, and which provider takes what")
     look.add_argument("model", help="path of an ONNX file")
     _command(commands, "doctor", doctor, "which providers work on this machine, and why others do not")
-    show = _command(
-        commands, "demo", demo, "tell the types of files with a published model, on every provider"
-    )
+    show = _command(commands, "demo", demo, "tell the types of files with a published model, on every provider")
     show.add_argument("files", nargs="*", help="files to look at (default: those of this project)")
     return top
 

@@ -269,7 +269,7 @@ class CompiledGroup:
             return function(*arguments, *self._weights)  # type: ignore[misc]
         except (EpError, Untraceable):
             raise
-        except Exception as cause:  # noqa: BLE001 - no library traceback reaches a user bare
+        except Exception as cause:
             raise ExecutionError(
                 f"a compiled group of {len(self.group.steps)} nodes ('{self.group.steps[0].name}' … "
                 f"'{self.group.steps[-1].name}') failed on {self.group.provider} with inputs "
@@ -284,9 +284,7 @@ class CompiledGroup:
         env.update(zip((*group.inputs, *group.weights), values, strict=True))
         self.runner.evaluate(group.steps, env)
         asarray = self.backend.xp.asarray
-        return tuple(
-            asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in map(env.get, group.outputs)
-        )
+        return tuple(asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in map(env.get, group.outputs))
 
 
 def signature(value: Any) -> Any:

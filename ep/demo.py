@@ -110,9 +110,7 @@ def run_demo(files: Sequence[str] = ()) -> Demo:
 def _model_directory() -> Path:
     """Where the magika package keeps its newest model; the package itself is not imported."""
     spec = importlib.util.find_spec("magika")
-    found = (
-        [] if spec is None or spec.origin is None else Path(spec.origin).parent.glob("models/*/model.onnx")
-    )
+    found = [] if spec is None or spec.origin is None else Path(spec.origin).parent.glob("models/*/model.onnx")
     models = sorted(path.parent for path in found)
     if not models:
         raise BackendUnavailable(
@@ -186,9 +184,7 @@ def _onnxruntime(model: Path) -> tuple[Run, str, str]:
     return lambda batch: session.run(None, {"bytes": batch})[0], "cpu", "its own"
 
 
-def _time(
-    name: str, start: Callable[[], tuple[Run, str, str]], batch: np.ndarray
-) -> tuple[Timing, np.ndarray]:
+def _time(name: str, start: Callable[[], tuple[Run, str, str]], batch: np.ndarray) -> tuple[Timing, np.ndarray]:
     began = time.perf_counter()
     run, device, nodes = start()
     loaded = time.perf_counter()

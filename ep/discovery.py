@@ -34,9 +34,7 @@ def entry_points() -> Mapping[str, EntryPoint]:
     return dict(sorted(found.items(), key=lambda item: (item[0] != "cpu", item[0])))
 
 
-def provider(
-    name: str, device: str | None = None, options: Mapping[str, str] | None = None
-) -> ExecutionProvider:
+def provider(name: str, device: str | None = None, options: Mapping[str, str] | None = None) -> ExecutionProvider:
     """Return an initialised provider, on one device of it, or on the one that its library prefers.
 
     Raises:

@@ -27,9 +27,7 @@ _EXTENDED = {  # ml_dtypes scalar -> DLPack type code; sub-byte types differ in 
     "float8_e5m2fnuz": 13,
     "float8_e8m0fnu": 14,
 }
-_CODES = {
-    np.dtype(getattr(ml_dtypes, name)): code for name, code in _EXTENDED.items() if hasattr(ml_dtypes, name)
-}
+_CODES = {np.dtype(getattr(ml_dtypes, name)): code for name, code in _EXTENDED.items() if hasattr(ml_dtypes, name)}
 _DTYPES = {(code, dtype.itemsize * 8): dtype for dtype, code in _CODES.items()} | {
     (_KINDS[dtype.kind], dtype.itemsize * 8): dtype for dtype in map(np.dtype, "?bBhHiIqQefdFD")
 }

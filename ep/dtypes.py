@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -77,7 +77,7 @@ def _by_rule(
     return _NAMES.get(rule) or (np.dtype(rule) if rule in ("float32", "float64") else None)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _schema(domain: str, op_type: str, opset: int) -> Any:
     import onnx
 

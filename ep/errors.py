@@ -55,9 +55,7 @@ class UnsupportedModel(EpError):
     """A valid model that this runtime, or the chosen device, cannot run."""
 
     @staticmethod
-    def from_problems(
-        model_name: str, problems: Sequence[str], *, why: str = "", fix: str = ""
-    ) -> UnsupportedModel:
+    def from_problems(model_name: str, problems: Sequence[str], *, why: str = "", fix: str = "") -> UnsupportedModel:
         """Return one error that lists every problem of the model."""
         return UnsupportedModel(_problem_list("is not supported", model_name, problems), why=why, fix=fix)
 
@@ -66,9 +64,7 @@ class InvalidModel(EpError):
     """A model file that breaks the ONNX specification or is damaged."""
 
     @staticmethod
-    def from_problems(
-        model_name: str, problems: Sequence[str], *, why: str = "", fix: str = ""
-    ) -> InvalidModel:
+    def from_problems(model_name: str, problems: Sequence[str], *, why: str = "", fix: str = "") -> InvalidModel:
         """Return one error that lists every problem of the model."""
         return InvalidModel(_problem_list("is not a valid model", model_name, problems), why=why, fix=fix)
 

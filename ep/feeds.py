@@ -51,9 +51,7 @@ def _dim(dim: Any) -> int | str | None:
 class FeedCheck:
     """Checks feeds against a model's inputs and enters them into an environment."""
 
-    def __init__(
-        self, model: str, inputs: Sequence[ValueInfo], overridable: Sequence[ValueInfo], graph: Any
-    ) -> None:
+    def __init__(self, model: str, inputs: Sequence[ValueInfo], overridable: Sequence[ValueInfo], graph: Any) -> None:
         self.model = model
         self.values = {v.name: v for v in graph.inputs}
         self.specs = tuple((i.name, self.values[i.name], i, _plain(i)) for i in inputs)
@@ -97,9 +95,7 @@ class FeedCheck:
             )
         return env
 
-    def _extra(
-        self, feeds: Any, env: Any, backend: Any, private: bool, dims: Any, problems: list[str]
-    ) -> None:
+    def _extra(self, feeds: Any, env: Any, backend: Any, private: bool, dims: Any, problems: list[str]) -> None:
         known = {name for name, *_ in self.specs}
         for name in feeds:
             if name in self.optional:
@@ -109,14 +105,10 @@ class FeedCheck:
                 hint = did_you_mean(name, known)
                 problems.append(f"'{name}' is not an input of the model.{hint}")
 
-    def _enter(
-        self, value: Any, info: ValueInfo, backend: Any, private: bool, dims: dict, problems: list[str]
-    ) -> Any:
+    def _enter(self, value: Any, info: ValueInfo, backend: Any, private: bool, dims: dict, problems: list[str]) -> Any:
         if info.kind == "sequence":
             if not isinstance(value, list | tuple):
-                problems.append(
-                    f"'{info.name}' is a sequence: feed a list of arrays, not {type(value).__name__}"
-                )
+                problems.append(f"'{info.name}' is a sequence: feed a list of arrays, not {type(value).__name__}")
                 return None
             return [self._array(v, info, backend, private, None, problems) for v in value]
         if info.kind == "optional" and (value is None or isinstance(value, list | tuple)):

@@ -224,13 +224,9 @@ def rolled_loops() -> bool:
 # Random numbers
 
 
-def random_uniform(
-    shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32
-) -> np.ndarray:
+def random_uniform(shape: Any, seed: Any, low: float = 0.0, high: float = 1.0, dtype: Any = np.float32) -> np.ndarray:
     return np.random.default_rng(int(seed)).uniform(low, high, shape).astype(dtype)
 
 
-def random_normal(
-    shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32
-) -> np.ndarray:
+def random_normal(shape: Any, seed: Any, mean: float = 0.0, scale: float = 1.0, dtype: Any = np.float32) -> np.ndarray:
     return np.random.default_rng(int(seed)).normal(mean, scale, shape).astype(dtype)

@@ -53,8 +53,7 @@ def partition(
     outputs = tuple(outputs)
     static_outputs = [v for v in outputs if v in facts.static and v not in constants]
     groups = [
-        Group(kind, placements[id(members[0])].provider, members)
-        for (_, kind, _), members in sorted(grouped.items())
+        Group(kind, placements[id(members[0])].provider, members) for (_, kind, _), members in sorted(grouped.items())
     ]
     if static_outputs:
         groups.append(Group(HOST, HOST, []))
@@ -122,9 +121,7 @@ class Stages:
         return stage if producer_kind == kind != CONTROL and not fetched else stage + 1
 
 
-def connect(
-    groups: list[Group], steps: Sequence[Step], outputs: tuple[Any, ...], facts: Facts, constants: Any
-) -> None:
+def connect(groups: list[Group], steps: Sequence[Step], outputs: tuple[Any, ...], facts: Facts, constants: Any) -> None:
     """Adds to each group the static steps it needs, and finds what enters and leaves it."""
     order = {id(step): i for i, step in enumerate(steps)}
     static_producer = {v: step for step in steps for v in step.outputs if v is not None and v in facts.static}
@@ -183,11 +180,7 @@ def _complete(
 
 def embeds(value: Any, facts: Facts, constants: Any) -> bool:
     """Whether a constant is part of the trace rather than an argument: small, or needed there on the host."""
-    return (
-        value in facts.needed
-        or constants[value].nbytes <= EMBEDDED_BYTES
-        or constants[value].dtype.kind == "O"
-    )
+    return value in facts.needed or constants[value].nbytes <= EMBEDDED_BYTES or constants[value].dtype.kind == "O"
 
 
 def _contents(steps: Sequence[Step]) -> set[Any]:

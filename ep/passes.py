@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ep.bodies import InlineBody
 from ep.binding import Binder, BoundGraph, captures
+from ep.bodies import InlineBody
 from ep.errors import EpError, InvalidModel, UnsupportedModel
 from ep.program import Runner, Step
 from ep.registry import OPS, normal_domain

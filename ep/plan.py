@@ -56,9 +56,7 @@ class Plan:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} on {provider}" for provider, count in sorted(self.counts().items()))
-        lines = [
-            f"{self.model}: {len(self.nodes)} nodes ({counts or 'all folded'}), {len(self.partitions)} partitions"
-        ]
+        lines = [f"{self.model}: {len(self.nodes)} nodes ({counts or 'all folded'}), {len(self.partitions)} partitions"]
         lines += [f"  {i}: {p.how} on {p.provider}, {p.nodes} nodes" for i, p in enumerate(self.partitions)]
         lines += [f"  fallback: '{n.node}' ({n.op}) on {n.provider}: {n.reason}" for n in self.fallbacks]
         return "\n".join(lines)
@@ -97,9 +95,7 @@ class Plan:
         grouped: dict[tuple[str, str, str], list[str]] = {}
         for n in self.nodes:
             grouped.setdefault((n.provider, n.op, n.reason), []).append(n.node)
-        nodes = [
-            (p, op, str(len(members)), names(members), reason) for (p, op, reason), members in grouped.items()
-        ]
+        nodes = [(p, op, str(len(members)), names(members), reason) for (p, op, reason), members in grouped.items()]
         yield "nodes", ("provider", "operator", "count", "nodes", "why"), nodes
 
 
@@ -116,18 +112,14 @@ def describe_plan(model: str, providers: tuple[str, ...], executable: Any) -> Pl
     _collect(executable, nodes, partitions)
     first = providers[0]
     bookkeeping = "its integers decide"
-    fallbacks = tuple(
-        n for n in nodes.values() if n.provider != first and not n.reason.startswith(bookkeeping)
-    )
+    fallbacks = tuple(n for n in nodes.values() if n.provider != first and not n.reason.startswith(bookkeeping))
     return Plan(model, providers, tuple(nodes.values()), tuple(partitions), fallbacks)
 
 
 def _collect(executable: Any, nodes: dict[int, NodePlacement], partitions: list[PartitionSummary]) -> None:
     for step in walk(executable.steps):
         placement = executable.placements[id(step)]
-        nodes[id(step)] = NodePlacement(
-            step.name, str(step.lowering.key), placement.provider, placement.reason
-        )
+        nodes[id(step)] = NodePlacement(step.name, str(step.lowering.key), placement.provider, placement.reason)
     for group, runnable in zip(executable.groups, executable.runnables, strict=True):
         partitions.append(_summary(group, executable.constants))
         for body in getattr(runnable, "bodies", ()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class Runner:
         except Untraceable as signal:
             signal.step = step  # the outermost step wins: that is the one which a plan can cut
             raise
-        except Exception as cause:  # noqa: BLE001 - the one place where library errors gain their node
+        except Exception as cause:
             raise explain(step, cause, [env.get(v) for v in step.inputs]) from cause
         if len(step.outputs) == 1 and not isinstance(results, tuple):
             results = (results,)

@@ -126,9 +126,7 @@ class OpRegistry:
         """Decorator that registers a lowering and returns the function unchanged."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-            self.add(
-                Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, alias)
-            )
+            self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, alias))
             return fn
 
         return register

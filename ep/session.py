@@ -61,7 +61,7 @@ class InferenceSession:
         options: Mapping[str, Any] | None = None,
         providers: Sequence[Any] | None = None,
     ) -> None:
-        from ep.devices import split_options, resolve
+        from ep.devices import resolve, split_options
 
         own, configured = split_options(options or {})
         self._providers = tuple(resolve(device, configured) if providers is None else providers)
@@ -70,16 +70,12 @@ class InferenceSession:
         self._graph = graph
         self._context = self._make_context(graph, eager=own.get("compile", "on") == "off")
         # Overridable initializers are inputs with a default; all others must be fed.
-        self.inputs = tuple(
-            ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults
-        )
+        self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
         self.outputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.declared_outputs)
         self.overridable = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.defaults)
         self._names = tuple(o.name for o in self.outputs)
         self._feeds = FeedCheck(self._name, self.inputs, self.overridable, graph)
-        self._executable = Executable(
-            graph.steps, graph.inputs, graph.outputs, graph.constants, self._context
-        )
+        self._executable = Executable(graph.steps, graph.inputs, graph.outputs, graph.constants, self._context)
         self._backend = self._providers[0].backend
         self._report(strict)
 
@@ -88,9 +84,7 @@ class InferenceSession:
 
         backends = {p.name: p.backend for p in self._providers}
         placer = Placer([p for p in self._providers if p.name != HOST], graph.dtypes)
-        return Context(
-            placer, backends, host, {n: Weights(b) for n, b in backends.items()}, Counters(), eager
-        )
+        return Context(placer, backends, host, {n: Weights(b) for n, b in backends.items()}, Counters(), eager)
 
     def _report(self, strict: bool) -> None:
         if self._providers[0].name == HOST:
@@ -168,8 +162,7 @@ class InferenceSession:
         if unknown:
             raise InvalidInput(
                 f"{self._name} has no output {', '.join(map(repr, unknown))}.",
-                why=f"its outputs are {', '.join(map(repr, self._names))}."
-                + did_you_mean(unknown[0], self._names),
+                why=f"its outputs are {', '.join(map(repr, self._names))}." + did_you_mean(unknown[0], self._names),
                 fix="ask for these names, or pass None for all.",
             )
         return [self._graph.outputs[self._names.index(n)] for n in output_names]

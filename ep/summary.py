@@ -74,8 +74,7 @@ class Summary:
             "inputs": "\n".join(self.inputs),
             "outputs": "\n".join(self.outputs),
             "opsets": opsets,
-            "weights": f"{self.weights} tensors, {size(self.weight_bytes)}"
-            + (f" ({dtypes})" if dtypes else ""),
+            "weights": f"{self.weights} tensors, {size(self.weight_bytes)}" + (f" ({dtypes})" if dtypes else ""),
             "nodes": f"{self.nodes}: " + ", ".join(f"{op} {n}" for op, n in self.operators.items()),
         }
         facts = Table.grid(padding=(0, 2))

@@ -52,9 +52,7 @@ def imports(source: str) -> set[str]:
 
 
 def backends_imported(source: str) -> set[str]:
-    return {
-        n for n in imports(source) if n in ("jax", "jaxlib", "mlx", "backends") or n.startswith("ep.backends")
-    }
+    return {n for n in imports(source) if n in ("jax", "jaxlib", "mlx", "backends") or n.startswith("ep.backends")}
 
 
 @pytest.mark.parametrize("path", core := sorted(CORE.rglob("*.py")), ids=ids(core))
@@ -95,9 +93,7 @@ def dotted(node: ast.AST) -> str:
 def names_written(source: str) -> set[str]:
     """`exp` for `xp.exp`, `fft.fft` for `xp.fft.fft`."""
     return {
-        dotted(node)[3:]
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute) and dotted(node)
+        dotted(node)[3:] for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute) and dotted(node)
     }
 
 
@@ -278,9 +274,7 @@ def test_a_different_override_is_seen():
 
 def complaints(source: str) -> list[str]:
     lines = source.count("\n")
-    missing_text = (
-        [] if not source.strip() or ast.get_docstring(ast.parse(source)) else ["it has no docstring"]
-    )
+    missing_text = [] if not source.strip() or ast.get_docstring(ast.parse(source)) else ["it has no docstring"]
     return missing_text + ([f"it has {lines} lines, more than {LIMIT}"] if lines > LIMIT else [])
 
 

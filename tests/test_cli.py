@@ -83,10 +83,7 @@ def test_run_makes_random_inputs_of_the_sizes_asked_for(ep, model):
     assert result["seconds"]["warm_runs"] == 0
     again = json.loads(ep("run", model, "--device", "host", "--dim", "batch=5", "--json")[1])
     assert again["outputs"] == result["outputs"]
-    assert (
-        json.loads(ep("run", model, "--seed", "1", "--device", "host", "--json")[1])["outputs"]
-        != again["outputs"]
-    )
+    assert json.loads(ep("run", model, "--seed", "1", "--device", "host", "--json")[1])["outputs"] != again["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +144,7 @@ def test_run_with_wrong_arguments(ep, model, tmp_path, arguments, code, facts):
     np.save(tmp_path / "wide.npy", np.zeros((1, 3)))
     np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
     arguments = [a.replace("{dir}", str(tmp_path)) for a in arguments]
-    result, out, err = ep(
-        "run", model, *([] if "--device" in arguments else ["--device", "host"]), *arguments
-    )
+    result, out, err = ep("run", model, *([] if "--device" in arguments else ["--device", "host"]), *arguments)
     assert result == code, err
     assert [fact for fact in facts if fact not in err] == [], err
     assert "Traceback" not in err and out == ""
@@ -158,9 +153,7 @@ def test_run_with_wrong_arguments(ep, model, tmp_path, arguments, code, facts):
 def test_run_a_model_that_cannot_run(ep, tmp_path):
     path = write(tmp_path / "m.onnx", "g (float[n] x) => (float[n] y) { y = Frobnicate(x) }")
     code, out, err = ep("run", path)
-    assert (
-        (code, out) == (FAILED, "") and "UnsupportedModel" in err and "Frobnicate" in err and "Fix: " in err
-    )
+    assert (code, out) == (FAILED, "") and "UnsupportedModel" in err and "Frobnicate" in err and "Fix: " in err
     code, out, err = ep("run", path, "--json")
     assert (code, err) == (FAILED, "")
     assert json.loads(out)["error"]["kind"] == "UnsupportedModel"
@@ -178,9 +171,7 @@ def test_run_fails_in_a_node(ep, tmp_path):
 def test_inspect_says_what_is_in_a_model(ep, model):
     code, out, _ = ep("inspect", model)
     assert code == OK
-    assert all(
-        text in out for text in ("x: float32[batch, 3]", "same: int64[batch]", "ai.onnx 21", "Add 1", "cpu:0")
-    )
+    assert all(text in out for text in ("x: float32[batch, 3]", "same: int64[batch]", "ai.onnx 21", "Add 1", "cpu:0"))
 
 
 def test_inspect_says_what_a_provider_does_not_take_and_why(ep, tmp_path):
@@ -226,24 +217,16 @@ def test_doctor_runs_a_model_on_every_provider(ep):
 
 
 def test_doctor_says_why_a_provider_does_not_work(ep, monkeypatch):
-    problem = BackendUnavailable(
-        "provider 'mlx' is not installed.", why="no module 'mlx'.", fix="install it."
-    )
-    monkeypatch.setattr(
-        discovery, "survey", lambda: [Report("cpu", "cpu:0", "2.0"), Report("mlx", problem=problem)]
-    )
+    problem = BackendUnavailable("provider 'mlx' is not installed.", why="no module 'mlx'.", fix="install it.")
+    monkeypatch.setattr(discovery, "survey", lambda: [Report("cpu", "cpu:0", "2.0"), Report("mlx", problem=problem)])
     code, out, _ = ep("doctor")
     assert code == UNAVAILABLE
-    assert all(
-        text in out for text in ("not installed", "no module 'mlx'", "install it.", "Only NumPy works here")
-    )
+    assert all(text in out for text in ("not installed", "no module 'mlx'", "install it.", "Only NumPy works here"))
 
 
 # ep demo
 
-needs_magika = pytest.mark.skipif(
-    importlib.util.find_spec("magika") is None, reason="magika is not installed"
-)
+needs_magika = pytest.mark.skipif(importlib.util.find_spec("magika") is None, reason="magika is not installed")
 
 
 @needs_magika

@@ -91,9 +91,7 @@ def test_an_unknown_output(session):
 
 
 def test_an_unknown_operator():
-    fails(
-        UnsupportedModel, graph(helper.make_node("Frobnicate", ["x"], ["y"], name="f")), "Frobnicate", "'f'"
-    )
+    fails(UnsupportedModel, graph(helper.make_node("Frobnicate", ["x"], ["y"], name="f")), "Frobnicate", "'f'")
 
 
 def test_an_unknown_domain():
@@ -123,9 +121,7 @@ def test_too_many_and_too_few_inputs():
 
 
 def test_a_future_opset():
-    fails(
-        UnsupportedModel, graph(helper.make_node("Relu", ["x"], ["y"]), opset=9999), "opset 9999", "upgrade"
-    )
+    fails(UnsupportedModel, graph(helper.make_node("Relu", ["x"], ["y"]), opset=9999), "opset 9999", "upgrade")
 
 
 def test_an_operator_newer_than_its_opset():

@@ -62,9 +62,7 @@ def test_public_names_exist_and_are_documented(name):
 
 def test_the_stub_for_type_checkers_lists_the_same_names():
     tree = ast.parse(Path(ep.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    listed = {
-        (a.asname, node.module) for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names
-    }
+    listed = {(a.asname, node.module) for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names}
     assert listed == {(name, module) for module, names in ep._PUBLIC.items() for name in names}
 
 
@@ -125,9 +123,7 @@ LIBRARIES = {
 
 def changed(library: str, work: str) -> list[str]:
     """What differs after `work`; our dependencies (sympy adds a warnings filter) are imported before."""
-    code = "\n".join(
-        [LIBRARIES[library], SNAPSHOT, "import onnx_ir", "before = snapshot()", work, DIFFERENCE]
-    )
+    code = "\n".join([LIBRARIES[library], SNAPSHOT, "import onnx_ir", "before = snapshot()", work, DIFFERENCE])
     return json.loads(python(code).splitlines()[-1])
 
 

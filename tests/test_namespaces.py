@@ -92,6 +92,12 @@ def test_reductions_keep_the_dtype(xp, dtype):
     agree(xp, lambda xp, x: (xp.argmax(x, 1), xp.argmin(x, axis=-1, keepdims=True)), x)
 
 
+def test_reductions_of_nothing(xp):
+    x = np.zeros((2, 0, 3), np.float32)
+    agree(xp, lambda xp, x: (xp.sum(x, axis=1), xp.prod(x, axis=(0, 1)), xp.sum(x, axis=0, keepdims=True)), x)
+    agree(xp, lambda xp, x: (xp.all(x == 0, axis=1), xp.any(x == 0, axis=1), xp.cumsum(x, 1)), x)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_sums_of_small_floats_do_not_stall(xp, dtype):
     ones = xp.asarray(np.ones(5000, dtype))

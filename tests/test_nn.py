@@ -197,9 +197,7 @@ def test_group_normalization_18_scales_groups_and_21_scales_channels(device):
     normal = normal.reshape(x.shape)
     groups, channels = np.asarray([2, 3], np.float32), np.asarray([2, 2, 3, 3], np.float32)
     for opset, scale in ((18, groups), (21, channels)):
-        got = run_node(
-            device, "GroupNormalization", x, scale, 0 * scale, opset=opset, num_groups=2, epsilon=0.0
-        )
+        got = run_node(device, "GroupNormalization", x, scale, 0 * scale, opset=opset, num_groups=2, epsilon=0.0)
         near(got, normal * channels[:, None], atol=1e-5)
 
 
@@ -238,25 +236,19 @@ def test_dropout_is_the_identity_unless_it_trains(device):
 
 def test_dropout_in_training_scales_what_it_keeps_and_repeats_a_seed(device):
     x = np.ones((50, 40), np.float32)
-    runs = [
-        run_node(device, "Dropout", x, np.float32(0.25), np.asarray(True), outputs=2, seed=7) for _ in range(2)
-    ]
+    runs = [run_node(device, "Dropout", x, np.float32(0.25), np.asarray(True), outputs=2, seed=7) for _ in range(2)]
     (y, mask), (again, _) = runs
     near(y, np.where(mask, 4 / 3, 0))
     near(again, y)
     assert 0.7 < mask.mean() < 0.8
 
 
-@pytest.mark.parametrize(
-    ("reduction", "want"), [("none", [[2, 0], [4, 0]]), ("sum", 6), ("mean", 6 / 3)]
-)
+@pytest.mark.parametrize(("reduction", "want"), [("none", [[2, 0], [4, 0]]), ("sum", 6), ("mean", 6 / 3)])
 def test_loss_ignores_targets_that_are_no_class(device, reduction, want):
     scores = -np.asarray([[[2, 9], [1, 9]], [[3, 9], [2, 9]]], np.float32)  # [N, C, d]
     target = np.asarray([[0, -1], [1, -1]])
     weight = np.asarray([1, 2], np.float32)
-    got = run_node(
-        device, "NegativeLogLikelihoodLoss", scores, target, weight, ignore_index=-1, reduction=reduction
-    )
+    got = run_node(device, "NegativeLogLikelihoodLoss", scores, target, weight, ignore_index=-1, reduction=reduction)
     near(got, np.asarray(want, np.float32))
 
 
@@ -277,9 +269,7 @@ TIES = {"round_prefer_floor": [0, 0, 1], "round_prefer_ceil": [0, 1, 2], "floor"
 @pytest.mark.parametrize("nearest_mode", TIES)
 def test_resize_rounds_halves_as_asked(device, nearest_mode):
     """Elements of the result lie at -1/6, 1/2 and 7/6: only the middle one is a tie."""
-    got = run_node(
-        device, "Resize", row(0, 1), None, None, ints(1, 1, 3), nearest_mode=nearest_mode
-    )
+    got = run_node(device, "Resize", row(0, 1), None, None, ints(1, 1, 3), nearest_mode=nearest_mode)
     middle = TIES[nearest_mode][1]
     near(got, row(0, middle, 1))
 
@@ -316,9 +306,7 @@ def test_resize_keeps_the_aspect_ratio(device, policy, want):
 
 
 def test_resize_of_bytes_saturates_where_the_cubic_overshoots(device):
-    got = run_node(
-        device, "Resize", row(0, 255, 255, 0, dtype=np.uint8), None, None, ints(1, 1, 8), mode="cubic"
-    )
+    got = run_node(device, "Resize", row(0, 255, 255, 0, dtype=np.uint8), None, None, ints(1, 1, 8), mode="cubic")
     assert got.dtype == np.uint8 and got.ravel()[3] == 255 and got.ravel()[0] == 0
 
 
@@ -354,9 +342,7 @@ def steps(*values: float) -> np.ndarray:
 def test_rnn_backwards_starts_at_the_end_of_each_sequence(device):
     x = np.asarray([[1, 1], [2, 2], [3, 9], [4, 9]], np.float32)[:, :, None]
     lengths = np.asarray([4, 2], np.int32)
-    y, last = run_node(
-        device, "RNN", x, ONE, ONE, None, lengths, outputs=2, direction="reverse", **SUM
-    )
+    y, last = run_node(device, "RNN", x, ONE, ONE, None, lengths, outputs=2, direction="reverse", **SUM)
     near(y[:, 0, :, 0], [[10, 3], [9, 2], [7, 0], [4, 0]])
     near(last[0, :, 0], [10, 3])
 
@@ -365,9 +351,7 @@ def test_rnn_in_both_directions_batch_first(device):
     x = np.asarray([[[1], [2], [3]]], np.float32)  # [B, T, 1]
     both = {"activations": ["Affine"] * 2, "activation_alpha": [1.0, 2.0], "activation_beta": [0.0, 1.0]}
     w = np.ones((2, 1, 1), np.float32)
-    y, last = run_node(
-        device, "RNN", x, w, w, outputs=2, direction="bidirectional", layout=1, hidden_size=1, **both
-    )
+    y, last = run_node(device, "RNN", x, w, w, outputs=2, direction="bidirectional", layout=1, hidden_size=1, **both)
     near(y[0, :, :, 0], [[1, 2 * (1 + 19) + 1], [3, 2 * (2 + 7) + 1], [6, 7]])
     near(last[0, :, 0], [6, 41])
 
@@ -395,9 +379,7 @@ def test_lstm_with_peepholes_looks_at_the_old_and_at_the_new_cell(device):
     w = np.asarray([0, 0, 0, 1], np.float32).reshape(1, 4, 1)
     p = np.asarray([[1, 2, 3]], np.float32)
     cell = np.full((1, 1, 1), 2, np.float32)
-    y, h, c = run_node(
-        device, "LSTM", steps(0.5), w, 0 * w, None, None, 0 * cell, cell, p, outputs=3, hidden_size=1
-    )
+    y, h, c = run_node(device, "LSTM", steps(0.5), w, 0 * w, None, None, 0 * cell, cell, p, outputs=3, hidden_size=1)
     want = sigmoid(3 * 2) * 2 + sigmoid(1 * 2) * np.tanh(0.5)
     near(c.ravel(), [want])
     near(h.ravel(), [sigmoid(2 * want) * np.tanh(want)])
@@ -456,9 +438,7 @@ def test_grid_sample_pads(device, padding_mode, align_corners, want):
     x = np.asarray([1, 2, 3], np.float32).reshape(1, 1, 1, 3)
     grid = np.zeros((1, 1, 3, 2), np.float32)
     grid[..., 0] = [-1, 0, 2]
-    got = run_node(
-        device, "GridSample", x, grid, padding_mode=padding_mode, align_corners=align_corners, mode="linear"
-    )
+    got = run_node(device, "GridSample", x, grid, padding_mode=padding_mode, align_corners=align_corners, mode="linear")
     near(got.ravel(), want)
 
 

@@ -55,9 +55,7 @@ def test_inputs_and_outputs_are_described_alike(kind):
 
 def test_results_are_alike(kind):
     content = parsed(MODELS[kind]).SerializeToString()
-    expected, got = (
-        m.InferenceSession(content, providers=CPU).run(None, FEEDS[kind]) for m in (theirs, ours)
-    )
+    expected, got = (m.InferenceSession(content, providers=CPU).run(None, FEEDS[kind]) for m in (theirs, ours))
     assert len(got) == len(expected)
     for ours_, theirs_ in zip(got, expected, strict=True):
         assert type(ours_) is type(theirs_)
@@ -88,9 +86,7 @@ def test_providers_in_every_form():
 
 def test_options_are_accepted_and_wrong_ones_refused():
     options = ours.SessionOptions()
-    values = {
-        n: v for n in dir(theirs.SessionOptions()) if not callable(v := getattr(theirs.SessionOptions(), n))
-    }
+    values = {n: v for n in dir(theirs.SessionOptions()) if not callable(v := getattr(theirs.SessionOptions(), n))}
     for name in (name for name in values if not name.startswith("_")):
         setattr(options, name, getattr(options, name))
     options.intra_op_num_threads = 2

@@ -45,9 +45,7 @@ class TestContract:
             "name device_type device_id initialize shutdown supports_op get_kernel allocate deallocate copy "
             "copy_async sync".split()
         )
-        optional = set(
-            "as_ort_plugin custom_passes claim_nodes context_source_keys save_context load_context".split()
-        )
+        optional = set("as_ort_plugin custom_passes claim_nodes context_source_keys save_context load_context".split())
         public = {name for name in vars(ExecutionProvider) if not name.startswith("_")}
         assert required <= ExecutionProvider.__abstractmethods__
         assert optional == public - ExecutionProvider.__abstractmethods__

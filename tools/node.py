@@ -13,7 +13,6 @@ import onnx
 from onnx.backend.test.case.node import collect_testcases
 
 import ep.ops  # noqa: F401 - registers the lowerings
-from ep.binding import Binder
 from ep.loader import load_model
 from ep.passes import prepare
 from ep.program import Runner, to_host
@@ -55,9 +54,7 @@ def from_proto(data):
     if isinstance(data, onnx.TensorProto):
         a = nh.to_array(data)
         if data.data_type == onnx.TensorProto.STRING:
-            a = np.array([s.decode() if isinstance(s, bytes) else s for s in a.ravel()], object).reshape(
-                a.shape
-            )
+            a = np.array([s.decode() if isinstance(s, bytes) else s for s in a.ravel()], object).reshape(a.shape)
         return a
     if isinstance(data, onnx.SequenceProto):
         return [from_proto(x) for x in nh.to_list(data)]
@@ -88,9 +85,7 @@ def run(case, xp, scope, over):
                 except (TypeError, ValueError):  # a dtype that the device lacks stays on the host
                     return v
 
-            env = bound.constants | {
-                k: enter(from_proto(v)) for k, v in zip(bound.inputs, inputs, strict=False)
-            }
+            env = bound.constants | {k: enter(from_proto(v)) for k, v in zip(bound.inputs, inputs, strict=False)}
             for step in bound.steps:
                 if step.lowering.host_reason(step.attributes):
                     Runner(host, host)._run(step, _Hosted(env, xp))
@@ -162,9 +157,7 @@ def main():
             passed += 1
         except Exception as error:  # noqa: BLE001 - a report of every failure is the purpose
             failed += 1
-            print(
-                f"FAIL {case.name}: {type(error).__name__}: {str(error).strip()[:300]}".replace("\n", " | ")
-            )
+            print(f"FAIL {case.name}: {type(error).__name__}: {str(error).strip()[:300]}".replace("\n", " | "))
             if args.v:
                 traceback.print_exc()
     print(f"{args.xp}: {passed} passed, {failed} failed")

@@ -181,32 +181,46 @@ def _wide(x: Any) -> mx.array:
     return x.astype(mx.float32) if x.dtype in HALVES else x
 
 
-def _in_own_dtype(reduce: Any, x: Any, dtype: Any = None, **where: Any) -> mx.array:
-    return reduce(_wide(x), **where).astype(x.dtype if dtype is None else mlx_dtype(dtype))
+def _reduced(reduce: Any, x: Any, axis: Any, keepdims: bool, of_nothing: float, dtype: Any = None) -> mx.array:
+    own = x.dtype if dtype is None else mlx_dtype(dtype)
+    if x.size == 0:  # MLX may loop for minutes over an empty axis, or refuse it
+        axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+        axes = {i % x.ndim for i in axes}
+        return mx.full([1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes],
+                       of_nothing, own)  # fmt: skip
+    return reduce(_wide(x), axis=axis, keepdims=keepdims).astype(own)
 
 
 def sum(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> mx.array:
-    return _in_own_dtype(mx.sum, x, dtype, axis=axis, keepdims=keepdims)
+    return _reduced(mx.sum, x, axis, keepdims, 0, dtype)
 
 
 def prod(x: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> mx.array:
-    return _in_own_dtype(mx.prod, x, dtype, axis=axis, keepdims=keepdims)
+    return _reduced(mx.prod, x, axis, keepdims, 1, dtype)
 
 
 def mean(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
-    return _in_own_dtype(mx.mean, x, axis=axis, keepdims=keepdims)
+    return _reduced(mx.mean, x, axis, keepdims, np.nan)
 
 
-def cumsum(x: Any, axis: int) -> mx.array:
-    return _in_own_dtype(mx.cumsum, x, axis=axis) if x.size else x  # Metal's scans take no empty arrays
+def all(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
+    return _reduced(mx.all, x, axis, keepdims, True, np.bool_)
 
 
-def cumprod(x: Any, axis: int) -> mx.array:
-    return _in_own_dtype(mx.cumprod, x, axis=axis) if x.size else x
+def any(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
+    return _reduced(mx.any, x, axis, keepdims, False, np.bool_)
 
 
 def logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> mx.array:
-    return _in_own_dtype(mx.logsumexp, x, axis=axis, keepdims=keepdims)
+    return _reduced(mx.logsumexp, x, axis, keepdims, -np.inf)
+
+
+def cumsum(x: Any, axis: int) -> mx.array:
+    return mx.cumsum(_wide(x), axis=axis).astype(x.dtype) if x.size else x  # Metal's scans take nothing empty
+
+
+def cumprod(x: Any, axis: int) -> mx.array:
+    return mx.cumprod(_wide(x), axis=axis).astype(x.dtype) if x.size else x
 
 
 def softmax(x: Any, axis: int = -1) -> mx.array:

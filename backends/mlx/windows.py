@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -24,6 +25,12 @@ def _conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int, 
         return _conv(one, w, strides, pads, dilations, groups, spread)[:0]
     if rank > 3 or x.dtype in INTEGERS or x.dtype == mx.float64:
         return _conv_by_windows(_spread(x, spread), w, strides, pads, dilations, groups)
+    if (
+        mx.default_device().type == mx.cpu and max(groups, *dilations, *spread) > 1
+    ):  # MLX's CPU loops are 50 times slower
+        x = _spread(x, spread)
+        by = _conv_by_shifts if groups == x.shape[1] == w.shape[0] else _conv_by_windows
+        return by(x, w, strides, pads, dilations, groups)
     if rank == 3 and groups > 1:
         parts = zip(mx.split(x, groups, axis=1), mx.split(w, groups, axis=0), strict=True)
         return mx.concatenate([_conv(a, b, strides, pads, dilations, 1, spread) for a, b in parts], axis=1)
@@ -38,6 +45,19 @@ def _conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int, 
         groups=groups,
     )
     return mx.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
+
+
+def _conv_by_shifts(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> mx.array:
+    """Depthwise: each pixel of the kernel times the image shifted by it."""
+    x, kernel = mx.pad(x, [(0, 0), (0, 0), *pads]), w.shape[2:]
+    axes = list(zip(x.shape[2:], kernel, strides, dilations, strict=True))
+    out = [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in axes]
+    terms = []
+    for pixel in product(*map(range, kernel)):
+        starts = [i * d for i, d in zip(pixel, dilations, strict=True)]
+        cut = [slice(i, i + (n - 1) * s + 1, s) for i, n, s in zip(starts, out, strides, strict=True)]
+        terms.append(x[(slice(None), slice(None), *cut)] * mx.reshape(w[(..., *pixel)], (groups, *(1,) * len(kernel))))
+    return reduce(mx.add, terms)
 
 
 def _spread(x: Any, spread: Any) -> mx.array:

@@ -97,9 +97,7 @@ def window_mask(xp: Any, lq: int, lk: int, offset: Any, causal: bool, left: int 
         left = -1 if left >= 0 and offset + lq - 1 <= left else left  # the last query sees the first key
         position = xp.arange(offset, offset + lq, dtype=np.int32)[:, None]
     else:
-        position = xp.arange(lq, dtype=np.int32)[:, None] + xp.reshape(
-            xp.astype(offset, np.int32), (-1, 1, 1, 1)
-        )
+        position = xp.arange(lq, dtype=np.int32)[:, None] + xp.reshape(xp.astype(offset, np.int32), (-1, 1, 1, 1))
     key = xp.arange(lk, dtype=np.int32)
     allowed = key <= position + right if right >= 0 else None
     if left >= 0:
@@ -177,9 +175,7 @@ def _to_length(xp: Any, mask: Any, length: int) -> Any:
 
 
 @op("FlexAttention", domain="ai.onnx.preview")
-def flex_attention(
-    xp, Q, K, V, *, prob_mod: Body = None, scale=None, score_mod: Body = None, softmax_precision=None
-):
+def flex_attention(xp, Q, K, V, *, prob_mod: Body = None, scale=None, score_mod: Body = None, softmax_precision=None):
     dtype = onnx_dtype(softmax_precision) if softmax_precision else wide_dtype(xp.dtype_of(Q))
     scores = grouped_matmul(xp, Q, xp.swapaxes(K, 2, 3), wide_dtype(dtype)) * default_scale(scale, Q.shape[3])
     scores = xp.astype(scores, dtype)

@@ -95,9 +95,7 @@ def qlinear_sigmoid(xp, X, X_scale, X_zero_point, Y_scale, Y_zero_point=None):
 
 
 @op("QLinearLeakyRelu", domain=MICROSOFT)
-def qlinear_leaky_relu(
-    xp, X, X_scale, X_zero_point, Y_scale, Y_zero_point=None, *, alpha=0.009999999776482582
-):
+def qlinear_leaky_relu(xp, X, X_scale, X_zero_point, Y_scale, Y_zero_point=None, *, alpha=0.009999999776482582):
     x = real(xp, X, X_scale, X_zero_point)
     return quantized(xp, xp.where(x >= 0, x, x * alpha), Y_scale, Y_zero_point, X)
 
@@ -159,14 +157,10 @@ def qlinear_reduce_mean(
     xp, data, data_scale, data_zero_point, reduced_scale, reduced_zero_point=None, *, axes, keepdims
 ):
     axes = axes_of(axes, data.ndim) or tuple(range(data.ndim))
-    return _mean(
-        xp, data, data_scale, data_zero_point, reduced_scale, reduced_zero_point, axes, bool(keepdims)
-    )
+    return _mean(xp, data, data_scale, data_zero_point, reduced_scale, reduced_zero_point, axes, bool(keepdims))
 
 
-def _mean(
-    xp: Any, x: Any, x_scale: Any, x_zero: Any, y_scale: Any, y_zero: Any, axes: Any, keepdims: bool
-) -> Any:
+def _mean(xp: Any, x: Any, x_scale: Any, x_zero: Any, y_scale: Any, y_zero: Any, axes: Any, keepdims: bool) -> Any:
     """The mean over axes, summed as integers."""
     whole = xp.astype(x, np.int32)
     whole = whole if x_zero is None else whole - xp.astype(xp.reshape(x_zero, ()), np.int32)

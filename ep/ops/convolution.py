@@ -127,9 +127,7 @@ def deform_conv(
     n, c, taps, places = x.shape[0], x.shape[1], math.prod(at.kernel), math.prod(at.out)
     groups, rank = n * offset_group, len(at.size)
     shifts = xp.reshape(offset, (groups, taps, rank, places))
-    points = [
-        shifts[:, :, i] + xp.asarray(grid, xp.dtype_of(offset)) for i, grid in enumerate(_tap_positions(at))
-    ]
+    points = [shifts[:, :, i] + xp.asarray(grid, xp.dtype_of(offset)) for i, grid in enumerate(_tap_positions(at))]
     image = xp.reshape(x, (groups, c // offset_group, *at.size))
     columns = sample_linear(xp, image, [xp.reshape(p, (groups, taps * places)) for p in points])
     columns = xp.reshape(columns, (groups, c // offset_group, taps, places))

@@ -46,9 +46,7 @@ def _corners(boxes: np.ndarray, is_centre: bool) -> np.ndarray:
     return np.stack([np.minimum(a, c), np.minimum(b, d), np.maximum(a, c), np.maximum(b, d)])
 
 
-def _suppress(
-    corners: np.ndarray, scores: np.ndarray, limit: int, overlap: float, lowest: float | None
-) -> list[int]:
+def _suppress(corners: np.ndarray, scores: np.ndarray, limit: int, overlap: float, lowest: float | None) -> list[int]:
     """Indices of the best boxes, each of which overlaps no better one by more than `overlap`."""
     candidates = np.arange(len(scores)) if lowest is None else np.flatnonzero(scores > lowest)
     order = candidates[np.argsort(-scores[candidates], kind="stable")]
@@ -76,9 +74,7 @@ def _suppress(
 def image_decoder(xp, encoded_stream, *, pixel_format="RGB"):
     modes = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
     if pixel_format not in modes:
-        raise InvalidInput(
-            f"pixel_format {pixel_format!r} is unknown.", fix=f"use one of {', '.join(modes)}."
-        )
+        raise InvalidInput(f"pixel_format {pixel_format!r} is unknown.", fix=f"use one of {', '.join(modes)}.")
     image = np.asarray(_pillow().open(io.BytesIO(encoded_stream.tobytes())).convert(modes[pixel_format]))
     image = image[..., None] if image.ndim == 2 else image
     return np.ascontiguousarray(image[..., ::-1]) if pixel_format == "BGR" else image

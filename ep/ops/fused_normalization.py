@@ -85,9 +85,7 @@ def group_norm(xp, x, gamma, beta, *, activation, channels_last: int = 1, epsilo
 
 
 @op("SkipGroupNorm", domain=MS, out=(0, 0))
-def skip_group_norm(
-    xp, x, gamma, beta, skip, bias=None, *, activation, channels_last: int = 1, epsilon=1e-5, groups
-):
+def skip_group_norm(xp, x, gamma, beta, skip, bias=None, *, activation, channels_last: int = 1, epsilon=1e-5, groups):
     if skip.ndim == 2:  # one vector per image
         skip = skip[:, None, None, :]
     if not channels_last and skip.shape != x.shape:

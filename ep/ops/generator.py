@@ -71,9 +71,7 @@ def range_(xp, start: Host, limit: Host, delta: Host):
     if delta == 0:
         raise InvalidInput("the delta of a Range is 0.")
     if is_float(dtype):
-        steps = xp.astype(
-            xp.arange(max(0, math.ceil((limit - start) / delta)), dtype=np.int32), wide_dtype(dtype)
-        )
+        steps = xp.astype(xp.arange(max(0, math.ceil((limit - start) / delta)), dtype=np.int32), wide_dtype(dtype))
         return xp.astype(steps * delta + start, dtype)
     return xp.arange(start, limit, delta, dtype=dtype)
 

@@ -119,9 +119,7 @@ def turn(
     return rotate(xp, x, cos, sin, bool(interleaved), 2 * cos.shape[-1])
 
 
-def visible(
-    xp: Any, at: Positions, rows: int, key_positions: Any, causal: bool, window: int
-) -> tuple[Any, Any]:
+def visible(xp: Any, at: Positions, rows: int, key_positions: Any, causal: bool, window: int) -> tuple[Any, Any]:
     """Masks [B, 1, rows, keys] of what each query sees and [B, 1, keys] of the keys that exist."""
     exists = key_positions < at.total[:, None]
     exists = xp.logical_and(exists, key_positions >= 0)[:, None]
@@ -183,9 +181,7 @@ class Cache:
         return xp.reshape(self.scale, (1, self.past.shape[1], 1, -1))
 
 
-def _grow(
-    xp: Any, caches: list[Cache], k: Any, v: Any, at: Positions, total: int, window: int
-) -> tuple[Any, Any, Any]:
+def _grow(xp: Any, caches: list[Cache], k: Any, v: Any, at: Positions, total: int, window: int) -> tuple[Any, Any, Any]:
     """Presents of max(past, total) rows with the new rows at their positions, and what attention reads of them."""
     pairs = []
     for cache, new in zip(caches, (k, v), strict=True):

@@ -40,13 +40,9 @@ def linear_attention_gate(xp, a, dt_bias, decay_scale, b=None):
 
 
 @op("EngramGate", domain=MS)
-def engram_gate(
-    xp, key, query, value, key_norm_scale, query_norm_scale, conv_norm_scale=None, *, epsilon=1e-5
-):
+def engram_gate(xp, key, query, value, key_norm_scale, query_norm_scale, conv_norm_scale=None, *, epsilon=1e-5):
     dtype = xp.dtype_of(key)
-    product = _rms(xp, wide(xp, key), key_norm_scale, epsilon) * _rms(
-        xp, wide(xp, query), query_norm_scale, epsilon
-    )
+    product = _rms(xp, wide(xp, key), key_norm_scale, epsilon) * _rms(xp, wide(xp, query), query_norm_scale, epsilon)
     dot = xp.sum(product, axis=-1, keepdims=True) / key.shape[-1] ** 0.5
     gate = xp.sigmoid(xp.sign(dot) * xp.sqrt(xp.maximum(xp.abs(dot), 1e-6)))
     gated = gate * xp.expand_dims(wide(xp, value), 2)
@@ -99,9 +95,7 @@ def hyper_connection_low_rank_mix(
     """Each step is rounded to the model's dtype once, as separate operators would."""
     dtype = xp.dtype_of(streams)
     if prev_block_output is not None:
-        streams = hyper_connection_post_mix(
-            xp, streams, prev_block_output, prev_post_gate, num_branches=num_branches
-        )
+        streams = hyper_connection_post_mix(xp, streams, prev_block_output, prev_post_gate, num_branches=num_branches)
     grouped = _grouped(xp, wide(xp, streams), num_branches)
     scale = xp.reshape(norm_scale, (num_branches, -1))
     hn = _rounded(xp, xp.reshape(_rms(xp, grouped, scale, epsilon), streams.shape), dtype)

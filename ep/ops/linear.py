@@ -52,15 +52,10 @@ def explicit(equation: str, ranks: list[int]) -> str:
         output = "..." * ("..." in left) + "".join(once)
     hidden = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
     spare = [c for c in string.ascii_letters if c not in equation][: max(hidden, default=0)]
-    names = [
-        "".join(spare[len(spare) - n :]) if "..." in term else ""
-        for term, n in zip(terms, hidden, strict=True)
-    ]
+    names = ["".join(spare[len(spare) - n :]) if "..." in term else "" for term, n in zip(terms, hidden, strict=True)]
     for term, rank, name in zip(terms, ranks, names, strict=True):
         if len(term.replace("...", name)) != rank:
-            raise InvalidInput(
-                f"term '{term}' of equation '{equation}' does not fit an input of rank {rank}."
-            )
+            raise InvalidInput(f"term '{term}' of equation '{equation}' does not fit an input of rank {rank}.")
     filled = [term.replace("...", name) for term, name in zip(terms, names, strict=True)]
     return f"{','.join(filled)}->{output.replace('...', ''.join(spare))}"
 

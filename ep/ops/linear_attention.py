@@ -98,9 +98,7 @@ def causal_conv_with_state(xp, input, weight, bias=None, past_state=None, *, act
     return y, virtual[:, :, input.shape[2] :]
 
 
-def _causal_conv(
-    xp: Any, x: Any, weight: Any, bias: Any, past: Any, activation: str, dilation: int
-) -> tuple[Any, Any]:
+def _causal_conv(xp: Any, x: Any, weight: Any, bias: Any, past: Any, activation: str, dilation: int) -> tuple[Any, Any]:
     """The output [B, C, L], and the input with what came before it; a sum of shifted products, one per tap."""
     taps, length = weight.shape[2], x.shape[2]
     reach = (taps - 1) * dilation

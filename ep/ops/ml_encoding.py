@@ -79,9 +79,7 @@ def label_encoder(
 
 
 @op("CategoryMapper", domain=ML, host_only="it maps strings")
-def category_mapper(
-    xp, x, *, cats_int64s=(), cats_strings=(), default_int64=-1, default_string="_Unused"
-):
+def category_mapper(xp, x, *, cats_int64s=(), cats_strings=(), default_int64=-1, default_string="_Unused"):
     if x.dtype == object:
         return _mapped(xp, x, cats_strings, cats_int64s, default_int64, np.int64)
     return _mapped(xp, x, cats_int64s, cats_strings, default_string, object)

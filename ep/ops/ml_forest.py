@@ -66,9 +66,7 @@ class Forest:
     table: np.ndarray  # [nodes, 3 + branches]: feature, bits of the threshold, child for NaN, other children
     branches: tuple[tuple[int, ...], ...]  # the outcomes that lead to each of the other children
     dtype: np.dtype  # in which features and thresholds are compared
-    roots: (
-        np.ndarray
-    )  # [targets, trees that vote for it], or [1, trees] when a tree votes for several targets
+    roots: np.ndarray  # [targets, trees that vote for it], or [1, trees] when a tree votes for several targets
     depth: int
     weights: np.ndarray  # [leaves, 1], or [leaves, targets] when a tree votes for several targets
     function: str  # how the votes of all trees become one score: SUM, AVERAGE, MIN or MAX
@@ -97,18 +95,14 @@ def grow(feature: Any, mode: Any, threshold: np.ndarray, true: Any, false: Any, 
     child[leaf] = np.flatnonzero(leaf)[:, None]
     unknown = set(mode.tolist()) - {*MODES, "LEAF"}
     if unknown:
-        raise InvalidModel(
-            f"tree nodes have the unknown mode {sorted(unknown)[0]!r}.", fix=f"use {list(MODES)}."
-        )
+        raise InvalidModel(f"tree nodes have the unknown mode {sorted(unknown)[0]!r}.", fix=f"use {list(MODES)}.")
     return Trees(np.asarray(feature, np.int64), threshold, child, leaf, np.zeros(0, np.int64))
 
 
 def plant(trees: Trees, votes: Votes, targets: int, function: str) -> Forest:
     """The tables of a forest: leaves renumbered to the front, children that never differ merged."""
     if function not in COMBINE:
-        raise InvalidModel(
-            f"aggregate_function '{function}' does not exist.", fix=f"use one of {list(COMBINE)}."
-        )
+        raise InvalidModel(f"aggregate_function '{function}' does not exist.", fix=f"use one of {list(COMBINE)}.")
     order = np.argsort(~trees.leaf, kind="stable")
     place = np.argsort(order)
     at_leaf = trees.leaf[votes.node]
@@ -116,9 +110,7 @@ def plant(trees: Trees, votes: Votes, targets: int, function: str) -> Forest:
     child, leaves = place[trees.child[order]], int(trees.leaf.sum())
     tree, leaf, depth = _reach(child, place[trees.roots], leaves)
     roots = _by_target(place[trees.roots], tree, leaf, votes, targets)
-    weights = np.full(
-        (leaves, 1 if len(roots) == targets else targets), NO_VOTE[function], votes.weight.dtype
-    )
+    weights = np.full((leaves, 1 if len(roots) == targets else targets), NO_VOTE[function], votes.weight.dtype)
     COMBINE[function].at(weights, (votes.node, votes.target if weights.shape[1] > 1 else 0), votes.weight)
     bits = np.ascontiguousarray(trees.threshold[order]).view(f"u{trees.threshold.itemsize}")
     branches = _branches(child)
@@ -158,9 +150,7 @@ def _reach(child: np.ndarray, roots: np.ndarray, leaves: int) -> tuple[np.ndarra
     return tree, leaf, depth
 
 
-def _by_target(
-    roots: np.ndarray, tree: np.ndarray, leaf: np.ndarray, votes: Votes, targets: int
-) -> np.ndarray:
+def _by_target(roots: np.ndarray, tree: np.ndarray, leaf: np.ndarray, votes: Votes, targets: int) -> np.ndarray:
     """Roots as [targets, trees] if every tree votes for one target and all targets have as many trees."""
     lowest, highest = np.full(len(leaf), targets), np.full(len(leaf), -1)
     of_leaf = np.full((2, int(leaf.max(initial=-1)) + 1), [[targets], [-1]])

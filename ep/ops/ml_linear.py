@@ -49,9 +49,7 @@ def _affine(xp: Any, x: Any, coefficients: Any, intercepts: Any) -> Any:
     """x · Wᵀ + b, the weights of each output contiguous in `coefficients`."""
     features, dtype = x.shape[1], xp.dtype_of(x)
     if features == 0 or len(coefficients) % features:
-        raise InvalidInput(
-            f"{len(coefficients)} coefficients cannot be weights of {features} input features."
-        )
+        raise InvalidInput(f"{len(coefficients)} coefficients cannot be weights of {features} input features.")
     weights = np.asarray(coefficients, dtype).reshape(-1, features)
     if intercepts and len(intercepts) != len(weights):
         raise InvalidModel(f"a linear model has {len(intercepts)} intercepts for {len(weights)} outputs.")

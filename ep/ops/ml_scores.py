@@ -30,9 +30,7 @@ def transformed(xp: Any, scores: Any, post_transform: str) -> Any:
         return _softmax_zero(xp, scores)
     if post_transform == "PROBIT":
         return _probit(xp, scores)
-    raise InvalidModel(
-        f"post_transform '{post_transform}' does not exist.", fix=f"use one of {', '.join(TRANSFORMS)}."
-    )
+    raise InvalidModel(f"post_transform '{post_transform}' does not exist.", fix=f"use one of {', '.join(TRANSFORMS)}.")
 
 
 def _softmax_zero(xp: Any, scores: Any) -> Any:
@@ -87,9 +85,7 @@ def label_array(labels: Sequence[int] | Sequence[str]) -> np.ndarray:
     return np.array(labels, dtype=object if isinstance(labels[0], str) else np.int64)
 
 
-def class_labels(
-    ints: Sequence[int] | None, strings: Sequence[str] | None
-) -> tuple[int, ...] | tuple[str, ...]:
+def class_labels(ints: Sequence[int] | None, strings: Sequence[str] | None) -> tuple[int, ...] | tuple[str, ...]:
     """The labels of a classifier, which has either integers or strings."""
     if bool(ints) == bool(strings):
         raise InvalidModel(

@@ -14,9 +14,7 @@ from ep.ops.tables import once_per_node
 from ep.registry import op
 
 ML = "ai.onnx.ml"
-DIFFERENCES = (
-    1 << 24
-)  # distances to support vectors are taken of differences up to this many, else of products
+DIFFERENCES = 1 << 24  # distances to support vectors are taken of differences up to this many, else of products
 
 
 @op("SVMRegressor", domain=ML)
@@ -77,15 +75,11 @@ def _kernel(xp: Any, x: Any, vectors: np.ndarray, kernel_type: str, params: Any)
     if kernel_type == "SIGMOID":
         return xp.tanh(products)
     if kernel_type != "POLY":
-        raise InvalidModel(
-            f"kernel_type '{kernel_type}' does not exist.", fix="use LINEAR, POLY, RBF or SIGMOID."
-        )
+        raise InvalidModel(f"kernel_type '{kernel_type}' does not exist.", fix="use LINEAR, POLY, RBF or SIGMOID.")
     if degree not in range(1, 9):
         return xp.power(products, degree)
     power = products
-    for _ in range(
-        int(degree) - 1
-    ):  # a power of a negative number by a float exponent is NaN on some devices
+    for _ in range(int(degree) - 1):  # a power of a negative number by a float exponent is NaN on some devices
         power = power * products
     return power
 
@@ -139,9 +133,7 @@ def _probabilities(xp: Any, margins: Any, prob_a: Any, prob_b: Any, pairs: Pairs
     r = xp.expand_dims(xp.minimum(xp.maximum(r, 1e-7), 1 - 1e-7), -1)  # [rows, pairs, 1]: i wins against j
     first, second = pairs.first, pairs.second
     squares = xp.sum(xp.asarray(second) * (r * r) + xp.asarray(first) * ((1 - r) * (1 - r)), axis=1)
-    sides = (first[:, :, None] * second[:, None, :] + second[:, :, None] * first[:, None, :]).reshape(
-        count, -1
-    )
+    sides = (first[:, :, None] * second[:, None, :] + second[:, :, None] * first[:, None, :]).reshape(count, -1)
     cross = xp.matmul(-(r * (1 - r))[..., 0], xp.asarray(sides))
     eye = xp.asarray(np.eye(classes, dtype=np.float32))
     q = xp.reshape(cross, (-1, classes, classes)) + xp.expand_dims(squares, 1) * eye

@@ -58,9 +58,7 @@ def _positions(index: dict[tuple[int, int], int], trees: Any, nodes: Any, wanted
         return np.array([index[tree, node] if w else 0 for tree, node, w in keys], np.int64)
     except KeyError as error:
         tree, node = error.args[0]
-        raise InvalidModel(
-            f"tree {tree} of a tree ensemble refers to its node {node}, which it lacks."
-        ) from None
+        raise InvalidModel(f"tree {tree} of a tree ensemble refers to its node {node}, which it lacks.") from None
 
 
 @once_per_node
@@ -80,9 +78,7 @@ def forest_of_splits(
     true = np.asarray(true_ids) + inner * np.asarray(true_leaf, bool)
     false = np.asarray(false_ids) + inner * np.asarray(false_leaf, bool)
     if not (0 <= min(true.min(), false.min()) <= max(true.max(), false.max()) < inner + leaves):
-        raise InvalidModel(
-            f"a tree ensemble of {inner} nodes and {leaves} leaves refers to one that it lacks."
-        )
+        raise InvalidModel(f"a tree ensemble of {inner} nodes and {leaves} leaves refers to one that it lacks.")
     names = [MODES_5[m] for m in modes.tolist()] + ["LEAF"] * leaves
     trees = grow(
         _padded_ints(features, leaves), ["BRANCH_EQ" if n == MODES_5[6] else n for n in names],
@@ -127,14 +123,10 @@ def _with_members(trees: Trees, is_member: np.ndarray, values: np.ndarray | None
 
     for node, members in zip(nodes.tolist(), sets, strict=False):
         feature_id = feature[node]
-        outcome = list(
-            child[node]
-        )  # of an EQ node: EQUAL leads to the true child, LESS and GREATER to the other
+        outcome = list(child[node])  # of an EQ node: EQUAL leads to the true child, LESS and GREATER to the other
         if len(members):
             search(node, members, outcome)
         else:
             child[node][EQUAL] = outcome[LESS]
     leaf = np.pad(trees.leaf, (0, len(child) - len(trees.leaf)))
-    return Trees(
-        np.array(feature), np.array(threshold, trees.threshold.dtype), np.array(child), leaf, trees.roots
-    )
+    return Trees(np.array(feature), np.array(threshold, trees.threshold.dtype), np.array(child), leaf, trees.roots)

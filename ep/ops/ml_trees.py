@@ -62,9 +62,7 @@ def tree_ensemble_classifier(
         nodes_falsenodeids, nodes_missing_value_tracks_true, class_treeids, class_nodeids, class_ids, weights,
         len(labels), "SUM", xp.dtype_of(x),
     )  # fmt: skip
-    index, scores = _classified(
-        xp, aggregate(xp, forest, x), base, post_transform, *_voted(class_ids, weights)
-    )
+    index, scores = _classified(xp, aggregate(xp, forest, x), base, post_transform, *_voted(class_ids, weights))
     return labels_at(xp, index, labels), xp.astype(scores, np.float32)
 
 

@@ -47,13 +47,9 @@ def batch_normalization_9(xp, x, scale, b, mean, var, *, epsilon=1e-5, momentum=
 
 
 @op("BatchNormalization", since=7)
-def batch_normalization_7(
-    xp, x, scale, b, mean, var, *, epsilon=1e-5, momentum=0.9, spatial=1, outputs: Outputs = 1
-):
+def batch_normalization_7(xp, x, scale, b, mean, var, *, epsilon=1e-5, momentum=0.9, spatial=1, outputs: Outputs = 1):
     if spatial:
-        return batch_normalization_9(
-            xp, x, scale, b, mean, var, epsilon=epsilon, momentum=momentum, outputs=outputs
-        )
+        return batch_normalization_9(xp, x, scale, b, mean, var, epsilon=epsilon, momentum=momentum, outputs=outputs)
     # every element is a channel of its own
     shape, inner = x.shape, tuple(scale.shape)
     flat = [xp.reshape(v, (-1,)) for v in (scale, b, mean, var)]
@@ -152,9 +148,7 @@ def _stash(xp: Any, stash_type: int, *statistics: Any) -> tuple[Any, ...]:
 
     dtype = ml_dtypes.bfloat16 if stash_type == 16 else STASH_DTYPES.get(stash_type)
     if dtype is None:
-        raise InvalidInput(
-            f"stash_type {stash_type} is not a floating-point type.", fix="use 1, 10, 11 or 16."
-        )
+        raise InvalidInput(f"stash_type {stash_type} is not a floating-point type.", fix="use 1, 10, 11 or 16.")
     return tuple(xp.astype(s, dtype) for s in statistics)
 
 

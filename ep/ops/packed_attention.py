@@ -60,9 +60,7 @@ def packed_multi_head_attention(
     if bias is not None:
         first, second = query.shape[1], query.shape[1] + key.shape[1]
         query, key, value = query + bias[:first], key + bias[first:second], value + bias[second:]
-    return _attend(
-        xp, query, key, value, token_offset, cumulative_sequence_length, attention_bias, num_heads, scale
-    )
+    return _attend(xp, query, key, value, token_offset, cumulative_sequence_length, attention_bias, num_heads, scale)
 
 
 def _attend(

@@ -41,9 +41,7 @@ def block_weights(xp: Any, packed: Any, scales: Any, zero_points: Any, bits: int
     if zero_points is None:
         numbers = numbers - 2 ** (bits - 1)
     else:
-        numbers = (
-            numbers - xp.astype(block_zero_points(xp, zero_points, scales.shape, bits), dtype)[..., None]
-        )
+        numbers = numbers - xp.astype(block_zero_points(xp, zero_points, scales.shape, bits), dtype)[..., None]
     return numbers * xp.astype(scales, dtype)[..., None]
 
 
@@ -71,9 +69,7 @@ def matmul_nbits(
     if B.size == 0:  # an optional projection that was left out
         y = xp.zeros((*A.shape[:-1], N), dtype=dtype)
     else:
-        y = xp.matmul(
-            A, xp.swapaxes(_columns(xp, B, scales, zero_points, g_idx, K, N, bits, block_size, dtype), 0, 1)
-        )
+        y = xp.matmul(A, xp.swapaxes(_columns(xp, B, scales, zero_points, g_idx, K, N, bits, block_size, dtype), 0, 1))
     return y if bias is None else y + bias
 
 
@@ -100,9 +96,7 @@ def _columns(
     if zero_points is None:
         zeros = 2 ** (bits - 1)
     else:
-        zeros = xp.take(
-            xp.astype(block_zero_points(xp, zero_points, (N, blocks), bits), dtype), group, axis=1
-        )
+        zeros = xp.take(xp.astype(block_zero_points(xp, zero_points, (N, blocks), bits), dtype), group, axis=1)
     return (numbers - zeros) * xp.take(xp.astype(scales, dtype), group, axis=1)
 
 
@@ -120,11 +114,7 @@ def gather_block_quantized(
     rows = xp.where(rows < 0, rows + size, rows)
     numbers = xp.take(data, rows, axis=gather)
     factor = _gathered(xp, scales, rows, gather, gather == quantize, block_size)
-    offset = (
-        None
-        if zero_points is None
-        else _gathered(xp, zero_points, rows, gather, gather == quantize, block_size)
-    )
+    offset = None if zero_points is None else _gathered(xp, zero_points, rows, gather, gather == quantize, block_size)
     dtype = xp.dtype_of(scales)
     if is_packed:
         numbers = unpack(xp, numbers, bits)

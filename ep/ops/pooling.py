@@ -196,14 +196,9 @@ def max_roi_pool(xp, x, rois, *, pooled_shape, spatial_scale=1.0):
     rows = _roi_bins(xp, corners[:, 1], corners[:, 3], pooled_shape[0], x.shape[2])
     columns = _roi_bins(xp, corners[:, 0], corners[:, 2], pooled_shape[1], x.shape[3])
     filler = lowest(xp.dtype_of(x))
-    bands = [
-        xp.max(xp.where(rows[:, i][:, None, :, None], images, filler), axis=2) for i in range(pooled_shape[0])
-    ]
+    bands = [xp.max(xp.where(rows[:, i][:, None, :, None], images, filler), axis=2) for i in range(pooled_shape[0])]
     tall = xp.stack(bands, axis=2)
-    cells = [
-        xp.max(xp.where(columns[:, j][:, None, None, :], tall, filler), axis=3)
-        for j in range(pooled_shape[1])
-    ]
+    cells = [xp.max(xp.where(columns[:, j][:, None, None, :], tall, filler), axis=3) for j in range(pooled_shape[1])]
     y = xp.stack(cells, axis=3)
     filled = xp.logical_and(xp.any(rows, axis=2)[:, :, None], xp.any(columns, axis=2)[:, None, :])
     return xp.where(filled[:, None], y, 0)
@@ -220,11 +215,7 @@ def _roi_bins(xp: Any, start: Any, stop: Any, bins: int, size: int) -> Any:
 
 
 @op("NhwcMaxPool", domain="com.microsoft")
-def nhwc_max_pool(
-    xp, x, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, pads=None, strides=None
-):
+def nhwc_max_pool(xp, x, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, pads=None, strides=None):
     window = {"dilations": dilations, "pads": pads, "strides": strides}
-    y = max_pool(
-        xp, channels_first(xp, x), kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, **window
-    )
+    y = max_pool(xp, channels_first(xp, x), kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, **window)
     return channels_last(xp, y)

@@ -77,9 +77,7 @@ def gemma_rotary_embedding(xp, emb, q, q_rot, k, k_rot):
 
 
 @op("RelativePositionBias", domain=MICROSOFT)
-def relative_position_bias(
-    xp, bias_table, query_length: Host, key_length: Host, *, is_bidirectional=0, max_distance
-):
+def relative_position_bias(xp, bias_table, query_length: Host, key_length: Host, *, is_bidirectional=0, max_distance):
     """The table [buckets, heads] lies in memory column by column, as onnxruntime writes it."""
     buckets, heads = bias_table.shape
     distance = np.arange(int(scalar(key_length))) - np.arange(int(scalar(query_length)))[:, None]

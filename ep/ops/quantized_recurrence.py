@@ -18,9 +18,7 @@ def dynamic_quantize_lstm(
     activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
     hidden_size=None, input_forget=0,
 ):  # fmt: skip
-    layer = Layer(
-        ("Sigmoid", "Tanh", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, 0
-    )
+    layer = Layer(("Sigmoid", "Tanh", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, 0)
     cell = partial(_cell, input_forget=input_forget)
     weights = (W, R, B, P, W_scale, W_zero_point, R_scale, R_zero_point)
     return run_layer(xp, layer, cell, X, weights, sequence_lens, (initial_h, initial_c))

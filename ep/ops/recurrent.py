@@ -50,9 +50,7 @@ class Layer:
     def reverses(self) -> tuple[bool, ...]:
         if self.direction in DIRECTIONS:
             return DIRECTIONS[self.direction]
-        raise InvalidInput(
-            f"direction {self.direction!r} is unknown.", fix="use forward, reverse or bidirectional."
-        )
+        raise InvalidInput(f"direction {self.direction!r} is unknown.", fix="use forward, reverse or bidirectional.")
 
     def functions(self, xp: Any) -> list[list[Activation]]:
         """The activations of each direction; alphas and betas go in order to those functions that have them."""
@@ -68,9 +66,7 @@ class Layer:
 
     def _function(self, xp: Any, name: str, limit: float | None, alpha: Any, beta: Any) -> Activation:
         if name.lower() not in ACTIVATIONS:
-            raise InvalidInput(
-                f"activation {name!r} is unknown.", fix=f"use one of {', '.join(ACTIVATIONS)}."
-            )
+            raise InvalidInput(f"activation {name!r} is unknown.", fix=f"use one of {', '.join(ACTIVATIONS)}.")
         function, a, b = ACTIVATIONS[name.lower()]
         a = a if a is None else next(alpha, a)
         b = b if b is None else next(beta, b)
@@ -107,9 +103,7 @@ def run_layer(
     return tuple(xp.astype(v, dtype) for v in (y, *last))
 
 
-def _run(
-    xp: Any, inputs: Any, step: Step, states: tuple[Any, ...], lengths: Any, reverse: bool
-) -> tuple[Any, ...]:
+def _run(xp: Any, inputs: Any, step: Step, states: tuple[Any, ...], lengths: Any, reverse: bool) -> tuple[Any, ...]:
     """Y [T, B, H] and the last states; a sequence that has ended keeps its states and gives zeros.
 
     Backwards, the steps beyond a sequence's end come first and are skipped, so it starts at its own end.
@@ -236,9 +230,7 @@ def gru(
     activations=None, clip=None, direction="forward", hidden_size=None, layout=0, linear_before_reset=0,
     output_sequence=0,
 ):  # fmt: skip
-    layer = Layer(
-        ("Sigmoid", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout
-    )
+    layer = Layer(("Sigmoid", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout)
     cell = partial(gru_cell, linear_before_reset=linear_before_reset)
     return run_layer(xp, layer, cell, x, (w, r, b), sequence_lens, (initial_h,))
 
@@ -249,8 +241,6 @@ def lstm(
     activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None, input_forget=0,
     layout=0, output_sequence=0,
 ):  # fmt: skip
-    layer = Layer(
-        ("Sigmoid", "Tanh", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout
-    )
+    layer = Layer(("Sigmoid", "Tanh", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout)
     cell = partial(lstm_cell, input_forget=input_forget)
     return run_layer(xp, layer, cell, x, (w, r, b, p), sequence_lens, (initial_h, initial_c))

@@ -16,9 +16,7 @@ from ep.ops.axes import axes_of
 from ep.ops.precision import wide_dtype
 from ep.registry import Host, op
 
-Scale = (
-    Fraction | np.float32
-)  # exact when it comes from sizes; float32 arithmetic when the model gives a float
+Scale = Fraction | np.float32  # exact when it comes from sizes; float32 arithmetic when the model gives a float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +146,7 @@ def _targets(
     return [(math.floor(common * n + Fraction(1, 2)), common) for n in lengths]
 
 
-def positions(
-    mode: str, n: int, out: int, scale: Scale, region: tuple[float, float] = (0.0, 1.0)
-) -> np.ndarray:
+def positions(mode: str, n: int, out: int, scale: Scale, region: tuple[float, float] = (0.0, 1.0)) -> np.ndarray:
     """The coordinate in the input of every output element."""
     exact = isinstance(scale, Fraction)
     x = np.arange(out, dtype=np.float64 if exact else np.float32)
@@ -259,9 +255,7 @@ def _pick(xp: Any, x: Any, reading: Reading) -> Any:
     out = len(index)
     if n and out % n == 0 and np.array_equal(index, np.arange(out) // (out // n)):
         shape = list(x.shape)
-        grown = xp.broadcast_to(
-            xp.expand_dims(x, axis + 1), (*shape[: axis + 1], out // n, *shape[axis + 1 :])
-        )
+        grown = xp.broadcast_to(xp.expand_dims(x, axis + 1), (*shape[: axis + 1], out // n, *shape[axis + 1 :]))
         return xp.reshape(grown, (*shape[:axis], out, *shape[axis + 1 :]))
     steps = set(np.diff(index).tolist())
     if len(steps) == 1 and min(steps) > 0:

@@ -37,9 +37,7 @@ def sample_linear(xp: Any, image: Any, points: Sequence[Any]) -> Any:
     return xp.swapaxes(weighted_pixels(xp, rows, size, corners), 1, 2)
 
 
-def weighted_pixels(
-    xp: Any, rows: Any, size: Sequence[int], taps: Sequence[Sequence[tuple[Any, Any]]]
-) -> Any:
+def weighted_pixels(xp: Any, rows: Any, size: Sequence[int], taps: Sequence[Sequence[tuple[Any, Any]]]) -> Any:
     """Sum over all combinations of one (index, weight) tap per axis of weight × pixel: [B, P, C]."""
     total = None
     for combination in itertools.product(*taps):

@@ -26,9 +26,7 @@ class _Same:
 
 def once_per_node(build: Callable[..., Any]) -> Callable[..., Any]:
     """Remembers what `build` makes of attribute values, given by position; it must not depend on anything else."""
-    cached = lru_cache(maxsize=64)(
-        lambda *keys: build(*(key.value if isinstance(key, _Same) else key for key in keys))
-    )
+    cached = lru_cache(maxsize=64)(lambda *keys: build(*(key.value if isinstance(key, _Same) else key for key in keys)))
 
     @wraps(build)
     def built(*attributes: Any) -> Any:

@@ -58,9 +58,7 @@ def regex_full_match(xp, x, *, pattern=None):
 
 
 @op("StringNormalizer", since=10, host_only=TEXT)
-def string_normalizer(
-    xp, x, *, case_change_action="NONE", is_case_sensitive=0, locale=None, stopwords=()
-):
+def string_normalizer(xp, x, *, case_change_action="NONE", is_case_sensitive=0, locale=None, stopwords=()):
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
         raise InvalidInput(
             f"StringNormalizer cannot take a tensor of shape {list(x.shape)}.", why="it takes [C] or [1, C]."

@@ -40,9 +40,7 @@ def grid_sample_ms(xp, x, grid, *, align_corners=0, mode="bilinear", padding_mod
     return grid_sample_16(xp, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
-def _grid_taps(
-    xp: Any, point: Any, n: int, mode: str, padding_mode: str, align: bool
-) -> list[tuple[Any, Any]]:
+def _grid_taps(xp: Any, point: Any, n: int, mode: str, padding_mode: str, align: bool) -> list[tuple[Any, Any]]:
     """The pixels of one axis that a normalised coordinate reads, as (index, weight)."""
     point = (point + 1) / 2 * (n - 1) if align else ((point + 1) * n - 1) / 2
     inside = _PADDING.get(padding_mode)
@@ -145,9 +143,7 @@ def roi_align_10(
 class _RoiAxis:
     """One axis of all regions: bins of equal width, each with `count` [R] evenly spaced samples."""
 
-    def __init__(
-        self, xp: Any, start: Any, stop: Any, bins: int, n: int, smallest: float, sampling_ratio: int
-    ) -> None:
+    def __init__(self, xp: Any, start: Any, stop: Any, bins: int, n: int, smallest: float, sampling_ratio: int) -> None:
         extent = xp.maximum(stop - start, smallest) if smallest else stop - start
         self.n = n
         self.width = extent / bins
@@ -167,9 +163,7 @@ class _RoiAxis:
         return [(index, xp.where(near, weight, 0)) for index, weight in taps]
 
 
-def _roi_samples(
-    xp: Any, x: Any, batch: Any, axes: Sequence[_RoiAxis], mode: str, sampling_ratio: int
-) -> Any:
+def _roi_samples(xp: Any, x: Any, batch: Any, axes: Sequence[_RoiAxis], mode: str, sampling_ratio: int) -> Any:
     """Average, or maximum, of all samples of each bin: [R, bins, C]."""
     rows = pixel_rows(xp, x)
     shape = (batch.shape[0], axes[0].origin.shape[1] * axes[1].origin.shape[1], x.shape[1])
@@ -233,14 +227,10 @@ def crop_and_resize(xp, x, rois, batch_indices, crop_size: Host, *, extrapolatio
     points = [xp.reshape(xp.broadcast_to(p, shape), (rois.shape[0], height * width)) for p in points]
     inside = [xp.logical_and(p >= 0, p <= n - 1) for p, n in zip(points, x.shape[2:], strict=True)]
     if mode == "nearest":
-        taps = [
-            [tap_inside(xp, xp.round(p), xp.ones_like(p), n)]
-            for p, n in zip(points, x.shape[2:], strict=True)
-        ]
+        taps = [[tap_inside(xp, xp.round(p), xp.ones_like(p), n)] for p, n in zip(points, x.shape[2:], strict=True)]
     else:
         taps = [
-            [tap_inside(xp, q, w, n) for q, w in linear_taps(xp, p)]
-            for p, n in zip(points, x.shape[2:], strict=True)
+            [tap_inside(xp, q, w, n) for q, w in linear_taps(xp, p)] for p, n in zip(points, x.shape[2:], strict=True)
         ]
     rows = xp.take(pixel_rows(xp, wide(xp, x)), xp.astype(batch_indices, np.int32), axis=0)
     y = weighted_pixels(xp, rows, x.shape[2:], taps)

@@ -58,9 +58,7 @@ def place(
         if ceil_mode and (out - 1) * s >= n + lo:
             out -= 1  # a window that would start in the right padding is dropped
         if out < 0 or (out == 0 and room > 0 and n > 0):
-            raise ValueError(
-                f"a window of {span} elements does not fit into {n} elements padded by {lo} and {hi}"
-            )
+            raise ValueError(f"a window of {span} elements does not fit into {n} elements padded by {lo} and {hi}")
         sides.append((lo, hi))
         outs.append(max(out, 0))
         extras.append(max(0, (out - 1) * s + span - room) if out > 0 else 0)
