@@ -55,7 +55,8 @@ class Binder:
         defaults = {v: constants.pop(v) for v in overridable}
         inputs = tuple(v for v in graph.inputs if v not in constants)
         return BoundGraph(
-            inputs, self._resolved(graph.outputs), tuple(graph.outputs), steps, constants, defaults, self.dtypes, self.opsets
+            inputs, self._resolved(graph.outputs), tuple(graph.outputs), steps, constants, defaults,
+            self.dtypes, self.opsets,
         )  # fmt: skip
 
     def _enter(self, graph: ir.Graph, constants: dict[Any, np.ndarray]) -> set[Any]:

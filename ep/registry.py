@@ -57,10 +57,10 @@ class Lowering:
     """A lowering with what its signature tells the planner.
 
     `host_only` is the reason why the operator runs on the host (`""`: it runs anywhere), or a function from
-    the node's attributes to that reason. `random` operators are never folded. `out` gives output dtypes where the ONNX schema cannot: for each output the index
-    of the input whose dtype it shares, the name of a dtype attribute, a dtype name, or a function from the
-    node's attributes to one of these. An `alias` returns
-    its first input, whatever it is, so that no step is needed.
+    the node's attributes to that reason. `random` operators are never folded. `out` gives output dtypes
+    where the ONNX schema cannot: for each output the index of the input whose dtype it shares, the name of a
+    dtype attribute, a dtype name, or a function from the node's attributes to one of these. An `alias`
+    returns its first input, whatever it is, so that no step is needed.
     """
 
     key: OpKey

@@ -47,6 +47,7 @@ def _split(node: ir.Node, labels: tuple[str, ...]) -> None:
     new = [encoder.outputs[0], *classifier.outputs[1:]]
     for old, value in zip(node.outputs, new, strict=True):
         value.type, value.shape = old.type, old.shape
+    assert node.graph is not None
     ir.convenience.replace_nodes_and_values(
         node.graph, node, [node], [classifier, encoder], node.outputs, new
     )  # fmt: skip

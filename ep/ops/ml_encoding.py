@@ -101,7 +101,7 @@ def _values(*choices: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
 def _mapped(xp: Any, x: Any, keys: Any, values: Any, default: Any, dtype: Any, first: bool = False) -> Any:
     """Each element's value by its key, or the default."""
     key_dtype = xp.dtype_of(x)
-    if key_dtype == object or (dtype is object and key_dtype.kind == "i"):
+    if key_dtype.kind == "O" or (dtype is object and key_dtype.kind == "i"):
         table = _dictionary(keys, values, first)
         found = [table.get(key, default) for key in x.reshape(-1).tolist()]
         return _array(found, dtype).reshape(x.shape)
@@ -134,11 +134,13 @@ def _encoder(keys: Any, values: Any, key_dtype: np.dtype, dtype: np.dtype, defau
 
     def encode(xp: Any, x: Any) -> Any:
         row = place(xp, x, ordered)
-        y = table[np.asarray(row)] if dtype == object else xp.take(xp.asarray(table), row, axis=0)
+        y = table[np.asarray(row)] if np.dtype(dtype).kind == "O" else xp.take(xp.asarray(table), row, axis=0)
         if not at_nan:
             return y
         nan = _array([at_nan[0 if first else -1]], dtype)
-        return np.where(np.isnan(x), nan, y) if dtype == object else xp.where(xp.isnan(x), xp.asarray(nan), y)
+        return (
+            np.where(np.isnan(x), nan, y) if np.dtype(dtype).kind == "O" else xp.where(xp.isnan(x), xp.asarray(nan), y)
+        )
 
     return encode
 

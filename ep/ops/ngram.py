@@ -143,7 +143,7 @@ def _hash_dtype(attributes: dict[str, Any]) -> str:
 def murmur_hash3(xp, x, *, positive=1, seed=0):
     """MurmurHash3_x86_32 of each element's bytes, or of each string in UTF-8."""
     dtype = xp.dtype_of(x)
-    if dtype == object:
+    if np.dtype(dtype).kind == "O":
         h = _hash_strings(xp, x.reshape(-1).tolist(), seed)
     else:
         flat = xp.reshape(x, (-1,))

@@ -158,7 +158,7 @@ def global_lp_pool(xp, x, *, p=2):
 
 @op("MaxUnpool", since=9)
 def max_unpool(xp, x, indices, output_shape: Host = None, *, kernel_shape, pads=None, strides=None):
-    """Indices count in the tensor that was pooled: of `output_shape`, or else of the shape inferred from the attributes.
+    """Indices count in the tensor that was pooled: of `output_shape`, or of the shape inferred from attributes.
 
     Only MaxPool's inverse makes sense of both, but the node test of `output_shape` counts in the inferred shape:
     https://github.com/onnx/onnx/issues/5398. So the second reading is taken when the first cannot be true.
