@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import sys
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -37,6 +39,18 @@ def parse(text: str, opsets: str = '"": 21') -> onnx.ModelProto:
     model = onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{opsets}]>\n{text}")
     onnx.checker.check_model(model)
     return model
+
+
+_finished = 0  # tests of this process
+
+
+def pytest_runtest_teardown() -> None:
+    """Compiled code of thousands of models would fill the memory: JAX forgets it now and then."""
+    global _finished
+    _finished += 1
+    if _finished % 500 == 0 and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

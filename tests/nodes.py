@@ -18,6 +18,7 @@ def run_node(
     *inputs: np.ndarray | None,
     opset: int = 22,
     domain: str = "",
+    version: int = 1,
     outputs: int = 1,
     compile: str = "off",
     **attributes: Any,
@@ -32,7 +33,7 @@ def run_node(
         [helper.make_tensor_value_info(name, element_type(x), x.shape) for name, x in feeds.items()],
         [onnx.ValueInfoProto(name=name) for name in results],
     )
-    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, version)] if domain else [])
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ep.HostFallbackWarning)
