@@ -158,7 +158,7 @@ def test_long_thin_trees(device, leaves):
         "target_ids": [0] * (n + 1), "target_weights": [float(i) for i in range(n + 1)], "n_targets": 1,
     }  # fmt: skip
     x = np.linspace(-1, leaves + 1, 33, dtype=np.float32)[:, None]
-    for compile_ in ("off", "auto"):
+    for compile_ in ("off", "on"):
         got = ml(device, "TreeEnsembleRegressor", x, **tree, **votes, compile=compile_)
         near(got, np.clip(np.ceil(x), 0, n))
 
@@ -273,8 +273,9 @@ def test_a_linear_classifier_takes_the_largest_of_its_scores(device):
 
 
 @pytest.mark.parametrize(
-    ("post_transform", "scores"), [("NONE", [[-1, 2], [2, -1]]), ("LOGISTIC", [[0.1192029, 0.8807971], [0.7310586, 0.2689414]])]
-)  # fmt: skip
+    ("post_transform", "scores"),
+    [("NONE", [[-1, 2], [2, -1]]), ("LOGISTIC", [[0.1192029, 0.8807971], [0.7310586, 0.2689414]])],
+)
 def test_one_score_stands_for_two_classes(device, post_transform, scores):
     label, got = ml(
         device, "LinearClassifier", rows([2], [-1]), coefficients=[1.0], intercepts=[0.0],
