@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,8 @@ from ep.bodies import Declared, InlineBody
 from ep.errors import EpError, ExecutionError
 from ep.partition import CONTROL, Group, partition
 from ep.placement import HOST, Facts, Placement, Placer
-from ep.program import Runner, Step, Untraceable, describe, to_host
+from ep.program import Runner, Step, Untraceable, describe, to_host, walk
+from ep.seeds import derived_from
 
 MAX_VARIANTS = 16  # host values compiled per combination of shapes; more of them are run without compiling
 MAX_SIGNATURES = 128  # compiled callables kept per group; the least recently used one goes
@@ -215,6 +218,7 @@ class CompiledGroup:
         self.constants = {v: constants[v] for v in group.constants}
         self.all_constants = constants
         self.cache: OrderedDict[Any, Callable[..., tuple[Any, ...]]] = OrderedDict()
+        self.random = any(step.lowering.random for step in walk(group.steps))  # each call then gets a seed
         self.variants: Counter[Any] = Counter()  # shapes → how many host values were compiled for them
         self._lock = threading.Lock()
         self._weights: list[Any] | None = None
@@ -222,6 +226,8 @@ class CompiledGroup:
     def run(self, env: dict[Any, Any]) -> None:
         group = self.group
         arguments = [env[v] for v in group.inputs]
+        if self.random:
+            arguments.append(np.asarray(secrets.randbits(32), np.uint32))
         if not self.backend.takes_numpy or self.context.eager:
             arguments = list(map(self.backend.enter, arguments))
         host = [to_host(env[v], self.backend.xp) for v in group.host_inputs]
@@ -279,10 +285,14 @@ class CompiledGroup:
             ) from cause
 
     def _trace(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Any, ...]:
-        group = self.group
+        group, seed = self.group, None
+        if self.random:
+            at = len(group.inputs)
+            seed, values = values[at], [*values[:at], *values[at + 1 :]]
         env = self.constants | dict(zip(group.host_inputs, host, strict=True))
         env.update(zip((*group.inputs, *group.weights), values, strict=True))
-        self.runner.evaluate(group.steps, env)
+        with nullcontext() if seed is None else derived_from(seed):
+            self.runner.evaluate(group.steps, env)
         asarray = self.backend.xp.asarray
         return tuple(asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in map(env.get, group.outputs))
 

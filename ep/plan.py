@@ -10,6 +10,7 @@ from typing import Any
 
 from ep.partition import CONTROL, Group
 from ep.placement import HOST
+from ep.program import walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +125,6 @@ def _collect(executable: Any, nodes: dict[int, NodePlacement], partitions: list[
         partitions.append(_summary(group, executable.constants))
         for body in getattr(runnable, "bodies", ()):
             _collect(body.executable, nodes, partitions)
-
-
-def walk(steps: Any) -> Iterator[Any]:
-    """Every step, with those inside bodies."""
-    for step in steps:
-        yield step
-        for body in step.bodies.values():
-            yield from walk(body.steps)
 
 
 def _summary(group: Group, constants: Any) -> PartitionSummary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,14 @@ class Runner:
         if xp is self.host:
             return to_host(value, self.xp)
         return xp.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def walk(steps: Iterable[Step]) -> Iterator[Step]:
+    """Every step, with those inside bodies."""
+    for step in steps:
+        yield step
+        for body in step.bodies.values():
+            yield from walk(body.steps)
 
 
 def to_host(value: Any, xp: Any) -> Any:

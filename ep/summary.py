@@ -153,7 +153,7 @@ def _tensor_attributes(node: Any) -> list[Any]:
 
 def _reports(steps: Sequence[Any]) -> Iterator[ProviderReport]:
     from ep.discovery import entry_points, provider
-    from ep.plan import walk
+    from ep.program import walk
 
     every = list(walk(steps))
     for name in entry_points():

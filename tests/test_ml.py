@@ -89,9 +89,7 @@ def test_thresholds_are_compared_in_the_precision_of_the_input(device):
     assert double.item() == 10 and double.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("function", "want"), [("SUM", 8.0), ("AVERAGE", 3.0), ("MIN", -1.0), ("MAX", 6.5)]
-)
+@pytest.mark.parametrize(("function", "want"), [("SUM", 8.0), ("AVERAGE", 3.0), ("MIN", -1.0), ("MAX", 6.5)])
 def test_base_values_are_added_after_aggregation(device, function, want):
     """Two trees vote 6 and -1.5; SUM 4.5, AVERAGE 2.25, MIN -1.5 and MAX 6 before the base value."""
     base = want - {"SUM": 4.5, "AVERAGE": 2.25, "MIN": -1.5, "MAX": 6.0}[function]
@@ -299,9 +297,7 @@ def test_normalizer_keeps_signs_and_rows_of_zeros(device, norm, want):
 
 
 def test_imputer_replaces_nan_per_column(device):
-    got = ml(
-        device, "Imputer", rows([NAN, 1], [2, NAN]), imputed_value_floats=[8.0, 9.0], replaced_value_float=NAN
-    )
+    got = ml(device, "Imputer", rows([NAN, 1], [2, NAN]), imputed_value_floats=[8.0, 9.0], replaced_value_float=NAN)
     near(got, [[8, 1], [2, 9]])
 
 

@@ -81,9 +81,7 @@ def test_case_follows_the_locale_of_the_node(action, locale, want):
     assert process_locale.setlocale(process_locale.LC_CTYPE) == before
 
 
-@pytest.mark.parametrize(
-    ("sensitive", "want"), [(0, ["TUESDAY"]), (1, ["MONDAY", "TUESDAY"])]
-)
+@pytest.mark.parametrize(("sensitive", "want"), [(0, ["TUESDAY"]), (1, ["MONDAY", "TUESDAY"])])
 def test_stop_words_are_compared_before_the_case_changes(sensitive, want):
     got = text(
         "StringNormalizer", texts("Monday", "monday", "tuesday"), case_change_action="UPPER",

@@ -14,9 +14,7 @@ MS = "com.microsoft"
 
 
 @op("WordConvEmbedding", domain=MS, out=(1,))
-def word_conv_embedding(
-    xp, sequence, w, b, c, *, char_embedding_size=None, conv_window_size=None, embedding_size=None
-):
+def word_conv_embedding(xp, sequence, w, b, c, *, char_embedding_size=None, conv_window_size=None, embedding_size=None):
     """Words [N, L] of character ids (0 pads) → [N, M]: a convolution over characters, tanh, the largest window.
 
     A word that begins with 0 is empty; its embedding is 0.
@@ -34,9 +32,7 @@ def word_conv_embedding(
     return xp.where(sequence[:, :1] > 0, best, 0)
 
 
-@op(
-    "BifurcationDetector", domain=MS, out=(0, 0), host_only="the number of tokens that it accepts depends on data"
-)
+@op("BifurcationDetector", domain=MS, out=(0, 0), host_only="the number of tokens that it accepts depends on data")
 def bifurcation_detector(
     xp, src_tokens, cur_tokens, prev_suffix_match_idx, pred_tokens=None, *, max_ngram_size=3, min_ngram_size=1
 ):
