@@ -119,6 +119,10 @@ def int8_factor(b: Any) -> np.ndarray:
     return b.astype(np.float64, copy=False)  # exact for products of 8 bits, and with a fast product
 
 
+def attention(q: Any, k: Any, v: Any, scale: float, mask: Any = None, sink: Any = None) -> Any:
+    return NotImplemented
+
+
 def einsum(subscripts: str, *operands: Any) -> np.ndarray:
     wide = [_wide(x) for x in operands]
     return np.asarray(np.einsum(subscripts, *wide)).astype(dtype_of(operands[0]), copy=False)

@@ -32,6 +32,9 @@ EXTRAS: dict[str, str] = {
     "sum": "sum(x, axis, dtype=None, keepdims=False): keeps x's dtype (ONNX), never widens; likewise prod, cumsum",
     "matmul": "matmul(a, b, dtype=None) for all numeric dtypes, integers exactly; dtype is the result's",
     "int8_factor": "int8_factor(b): an int8 matrix in the form that matmul(a, b, int32) multiplies fastest",
+    "attention": "attention(q, k, v, scale, mask=None, sink=None): softmax(q kᵀ scale + mask) v over [B, H, L, D] in "
+    "one kernel, or NotImplemented; heads of q may share those of k and v; mask bool or additive; where it leaves "
+    "no key the result is anything; sink is one more logit per head, without value",
     "det": "det(x): determinants of the matrices in the last two axes",
     "inv": "inv(x): inverses of the matrices in the last two axes",
     "any_bits": "any_bits(x, axis): the bits that are set in any of the integers along an axis",

@@ -25,7 +25,7 @@ import ep
 CORPUS = Path(os.environ.get("EP_CORPUS", Path(__file__).parents[2] / "shared" / "corpus"))
 FULL = os.environ.get("EP_FULL") == "1"
 LIBRARIES = {"jax": "jax", "mlx": "mlx.core"}
-CHAIN_STEPS = None if FULL else 6  # each step of a growing cache is a new shape, hence a compilation
+CHAIN_STEPS = None if FULL else 4  # each step of a growing cache is a new shape, hence a compilation
 
 if not (CORPUS / "index.csv").exists():
     pytest.skip(

@@ -47,7 +47,6 @@ def stump(mode: str = "BRANCH_LEQ", threshold: float = 0.5, tree: int = 0, **mor
 
 
 def forest(*trees: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of several trees one after the other."""
     return {name: [v for tree in trees for v in tree[name]] for name in trees[0]}
 
 
@@ -127,15 +126,13 @@ def test_trees_that_vote_for_one_target_each(device):
 
 def test_nodes_may_come_in_any_order(device):
     """The root is the node that is no child, wherever it stands."""
-    tree = stump()
-    order = [2, 0, 1]
-    shuffled = {name: [values[i] for i in order] for name, values in tree.items()}
+    shuffled = {name: [values[i] for i in (2, 0, 1)] for name, values in stump().items()}
     near(ml(device, "TreeEnsembleRegressor", rows([0], [1]), **shuffled, **regressor()), [[10], [20]])
 
 
 def test_a_tree_may_be_a_single_leaf(device):
-    leaf = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"]}
-    leaf |= {"nodes_values": [0.0], "nodes_truenodeids": [0], "nodes_falsenodeids": [0]}
+    leaf = {name: values[-1:] if name == "nodes_modes" else [0] for name, values in stump().items()}
+    leaf["nodes_values"] = [0.0]
     votes = {"target_treeids": [0], "target_nodeids": [0], "target_ids": [0], "target_weights": [7.0]}
     near(ml(device, "TreeEnsembleRegressor", rows([0], [1]), **leaf, **votes, n_targets=1), [[7], [7]])
 

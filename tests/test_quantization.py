@@ -302,8 +302,9 @@ def pack(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("zero_points", ["none", "packed", "float"])
-def test_matmul_nbits_reads_a_stream_of_bits(device, bits, zero_points):
-    n, k, block = 3, 40, 16
+@pytest.mark.parametrize("block", [16, 32])
+def test_matmul_nbits_reads_a_stream_of_bits(device, bits, zero_points, block):
+    n, k = 3, 40
     blocks = -(-k // block)
     rng = np.random.default_rng(bits)
     q, zero = rng.integers(0, 2**bits, (n, blocks, block)), rng.integers(0, 2**bits, (n, blocks))
@@ -316,6 +317,20 @@ def test_matmul_nbits_reads_a_stream_of_bits(device, bits, zero_points):
     )  # fmt: skip
     w = ((q - taken[..., None]) * scales[..., None]).reshape(n, -1)[:, :k]
     np.testing.assert_allclose(y, a @ w.T + bias, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_matmul_nbits_of_halves(device, dtype):
+    """Products are summed in float32, and zero points are exact."""
+    n, k = 4, 256
+    q, zero = random(np.uint8, n, 8, 32).astype(int), np.asarray([[3, 250, 128, 1] * 2] * n)
+    a, scales = normal(2, k).astype(dtype), (np.abs(normal(n, 8)) / 64).astype(dtype)
+    y = run_node(
+        device, "MatMulNBits", a, pack(q, 8), scales, pack(zero, 8), K=k, N=n, bits=8, block_size=32, **MICROSOFT
+    )
+    w = ((q - zero[..., None]) * scales[..., None].astype(np.float64)).reshape(n, k)
+    want = a.astype(np.float64) @ w.T
+    np.testing.assert_allclose(y.astype(np.float64), want, rtol=2**-6, atol=2**-7 * np.abs(want).max())
 
 
 def test_matmul_nbits_with_groups_in_any_order(device):

@@ -53,7 +53,7 @@ def _backend(device: Any, note: str) -> Backend:
     import mlx.core as mx
 
     from ep.backend import Backend
-    from ep.backends.mlx import executable, namespace
+    from ep.backends.mlx import executable, namespace, overrides
     from ep.backends.mlx.dtypes import DTYPES
     from ep.backends.mlx.memory import MlxMemory, borrow, copy, view
 
@@ -76,6 +76,7 @@ def _backend(device: Any, note: str) -> Backend:
         start=lambda arrays: mx.async_eval(*arrays),
         block=lambda arrays: mx.eval(*arrays),
         synchronize=mx.synchronize,
+        overrides=overrides.OVERRIDES,
         serialize=executable.serialize,
         deserialize=functools.partial(executable.deserialize, fuse=device != mx.cpu),
         launch_us=0.5,

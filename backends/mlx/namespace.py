@@ -14,6 +14,7 @@ import numpy as np
 from mlx.core import *  # noqa: F403
 
 from ep.backends.mlx.dtypes import HALVES, NUMPY_DTYPES, mlx_dtype
+from ep.backends.mlx.fused import attention  # noqa: F401
 from ep.backends.mlx.indexing import pad, scatter, slice_update, take, take_along_axis  # noqa: F401
 from ep.backends.mlx.products import einsum, int8_factor, matmul  # noqa: F401
 from ep.backends.mlx.windows import conv, conv_transpose, pool, windows  # noqa: F401

@@ -27,11 +27,13 @@ def _integer_matmul(a: Any, b: Any, target: mx.Dtype) -> mx.array:
         result = _integer_matmul(a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b, target)
         result = mx.squeeze(result, -1) if b.ndim == 1 else result
         return mx.squeeze(result, -1 if b.ndim == 1 else -2) if a.ndim == 1 else result
+    signed = a.dtype == mx.int8 and b.dtype in (mx.int8, mx.float32)
+    chunk = SIGNED_CHUNK if signed else CHUNK
     total: Any = None
     for i, left in enumerate(_bytes(a)):
         for j, right in enumerate(_bytes(b)):
             if i + j < target.size:
-                part = _chunked(left, right, target)
+                part = _chunked(left, right, target, chunk)
                 part = mx.left_shift(part, 8 * (i + j)) if i + j else part
                 total = part if total is None else total + part
     return total
@@ -46,17 +48,19 @@ def _bytes(x: Any) -> list[mx.array]:
 
 
 CHUNK = 256  # 255 · 255 · 256 < 2^24
+SIGNED_CHUNK = 1024  # 128 · 128 · 1024 = 2^24
 
 
-def _chunked(a: Any, b: Any, target: mx.Dtype) -> mx.array:
+def _chunked(a: Any, b: Any, target: mx.Dtype, chunk: int) -> mx.array:
     length = a.shape[-1]
-    if length <= CHUNK:
+    if length <= chunk:
         return _exact(mx.matmul(a, b), target)
-    missing = -length % CHUNK
-    a = mx.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)])
-    b = mx.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, missing), (0, 0)])
-    a = mx.swapaxes(mx.unflatten(a, -1, (-1, CHUNK)), -3, -2)
-    b = mx.unflatten(b, -2, (-1, CHUNK))
+    missing = -length % chunk
+    if missing:
+        a = mx.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, missing)])
+        b = mx.pad(b, [(0, 0)] * (b.ndim - 2) + [(0, missing), (0, 0)])
+    a = mx.swapaxes(mx.unflatten(a, -1, (-1, chunk)), -3, -2)
+    b = mx.unflatten(b, -2, (-1, chunk))
     return mx.sum(_exact(mx.matmul(a, b), target), axis=-3).astype(target)
 
 

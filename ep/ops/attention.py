@@ -10,7 +10,7 @@ import numpy as np
 
 from ep.dtypes import onnx_dtype
 from ep.ops.precision import wide, wide_dtype
-from ep.registry import Body, op
+from ep.registry import Body, Outputs, op
 
 # Heads
 
@@ -40,24 +40,29 @@ def grouped_matmul(xp: Any, a: Any, b: Any, dtype: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """The result of attention with the stages on the way: logits, capped, masked, probabilities."""
+    """The result of attention; if they were asked for, the stages on the way: logits, capped, masked, probabilities."""
 
     y: Any
-    logits: Any
-    capped: Any
-    masked: Any
-    probabilities: Any
+    logits: Any = None
+    capped: Any = None
+    masked: Any = None
+    probabilities: Any = None
 
 
 def attend(
     xp: Any, q: Any, k: Any, v: Any, scale: float, *,
     allowed: Any = None, bias: Any = None, softcap: float = 0.0, sink: Any = None, dtype: Any = None,
+    stages: bool = False,
 ) -> Attended:  # fmt: skip
     """softmax(cap(q @ kᵀ * scale) + bias) @ v over [B, H, L, D]; a row in which nothing is allowed gives zeros.
 
     `allowed` (bool) and `bias` broadcast to [B, H, Lq, Lk]; `sink` is one more logit of every row, without a value.
     """
     dtype = np.dtype(dtype or wide_dtype(xp.dtype_of(q)))
+    if not stages and not softcap:
+        y = _fused(xp, q, k, v, scale, allowed, bias, sink)
+        if y is not NotImplemented:
+            return Attended(y)
     logits = grouped_matmul(xp, q, xp.swapaxes(k, 2, 3), dtype) * scale
     capped = xp.tanh(logits / softcap) * softcap if softcap else logits
     masked = capped if bias is None else capped + xp.astype(bias, dtype)
@@ -66,6 +71,18 @@ def attend(
     probabilities = masked_softmax(xp, masked, sink, can_be_empty=allowed is not None or bias is not None)
     y = grouped_matmul(xp, xp.astype(probabilities, xp.dtype_of(v)), v, None)
     return Attended(y, logits, capped, masked, probabilities)
+
+
+def _fused(xp: Any, q: Any, k: Any, v: Any, scale: float, allowed: Any, bias: Any, sink: Any) -> Any:
+    """Attention by the kernel of the library, if it has one that takes these arrays."""
+    mask = allowed if bias is None else bias
+    if allowed is not None and bias is not None:
+        mask = xp.where(allowed, bias, -math.inf)
+    y = xp.attention(q, k, v, scale, mask, sink)
+    if y is NotImplemented or mask is None:
+        return y
+    seen = xp.any(mask if bias is None else mask > -math.inf, axis=-1, keepdims=True)
+    return xp.where(seen, y, xp.zeros_like(y))
 
 
 def masked_softmax(xp: Any, x: Any, sink: Any = None, can_be_empty: bool = True) -> Any:
@@ -121,7 +138,7 @@ def default_scale(scale: float | None, size: int) -> float:
 def attention(
     xp, Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *,
     is_causal=0, kv_num_heads=None, left_window_size=-1, q_num_heads=None, qk_matmul_output_mode=0,
-    right_window_size=-1, scale=None, softcap=0.0, softmax_precision=None,
+    right_window_size=-1, scale=None, softcap=0.0, softmax_precision=None, outputs: Outputs = 1,
 ):  # fmt: skip
     flat = Q.ndim == 3
     if flat:
@@ -149,18 +166,11 @@ def attention(
             bias = attn_mask
     precision = wide_dtype(onnx_dtype(softmax_precision)) if softmax_precision else wide_dtype(xp.dtype_of(Q))
     result = attend(
-        xp,
-        Q,
-        K,
-        V,
-        default_scale(scale, Q.shape[3]),
-        allowed=allowed,
-        bias=bias,
-        softcap=softcap,
-        dtype=precision,
-    )
+        xp, Q, K, V, default_scale(scale, Q.shape[3]), allowed=allowed, bias=bias, softcap=softcap, dtype=precision,
+        stages=outputs > 3,
+    )  # fmt: skip
     stages = (result.logits, result.capped, result.masked, result.probabilities)
-    stage = xp.astype(stages[qk_matmul_output_mode], xp.dtype_of(Q))
+    stage = xp.astype(stages[qk_matmul_output_mode], xp.dtype_of(Q)) if outputs > 3 else None
     y = xp.astype(result.y, xp.dtype_of(Q))
     return merge_heads(xp, y) if flat else y, K, V, stage
 
@@ -168,7 +178,7 @@ def attention(
 def _to_length(xp: Any, mask: Any, length: int) -> Any:
     """A mask that ends before the keys do forbids the rest."""
     missing = length - mask.shape[-1]
-    if missing <= 0 or mask.shape[-1] == 1:
+    if missing <= 0:
         return mask
     nothing = False if xp.dtype_of(mask) == np.bool_ else -math.inf
     return xp.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)], constant_values=nothing)

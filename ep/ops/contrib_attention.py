@@ -9,7 +9,7 @@ import numpy as np
 from ep.errors import InvalidInput
 from ep.ops.attention import attend, default_scale, merge_heads, split_heads, window_mask
 from ep.ops.contrib_quantization import matmul_integer_to_float
-from ep.registry import op
+from ep.registry import Outputs, op
 
 MICROSOFT = "com.microsoft"
 MASKED = -10000.0  # what onnxruntime adds to the logits of padding: small, but not nothing if all is padding
@@ -45,6 +45,7 @@ def add(a: Any, b: Any) -> Any:
 def masked_attention(
     xp: Any, q: Any, k: Any, v: Any, mask: Any, attention_bias: Any, *,
     causal: int, mask_filter_value: float | None, scale: float | None, past: Any, valid: Any,
+    stages: bool = False,
 ) -> Any:  # fmt: skip
     """Attention with onnxruntime's masks; `past` keys precede the queries, `valid` says which keys exist."""
     batch, _, lq, size = q.shape
@@ -56,7 +57,7 @@ def masked_attention(
     if valid is not None:
         allowed = valid if allowed is None else xp.logical_and(allowed, valid)
         v = xp.where(xp.swapaxes(valid, 2, 3), v, xp.zeros_like(v))  # what lies beyond may be anything, NaN too
-    return attend(xp, q, k, v, default_scale(scale, size), allowed=allowed, bias=bias)
+    return attend(xp, q, k, v, default_scale(scale, size), allowed=allowed, bias=bias, stages=stages)
 
 
 # The cache: either grows by concatenation, or is a buffer of fixed length into which is written
@@ -86,7 +87,7 @@ def written(xp: Any, k: Any, past: Any, lq: int) -> Any:
 def multi_head_attention(
     xp, query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None,
     past_value=None, past_sequence_length=None, cache_indirection=None, *,
-    mask_filter_value=None, num_heads, scale=None, unidirectional=0,
+    mask_filter_value=None, num_heads, scale=None, unidirectional=0, outputs: Outputs = 1,
 ):  # fmt: skip
     q, k, v = _heads(xp, query, key, value, bias, num_heads)
     k, past = extend(xp, past_key, k, past_sequence_length)
@@ -94,10 +95,12 @@ def multi_head_attention(
     result = masked_attention(
         xp, q, _of_beam(xp, k, cache_indirection, past), _of_beam(xp, v, cache_indirection, past), key_padding_mask,
         attention_bias, causal=unidirectional, mask_filter_value=mask_filter_value, scale=scale,
-        past=past, valid=written(xp, k, past, q.shape[2]),
+        past=past, valid=written(xp, k, past, q.shape[2]), stages=outputs > 3,
     )  # fmt: skip
-    logits = xp.maximum(result.masked, float(np.finfo(np.float32).min))  # onnxruntime shows no -inf here
-    return merge_heads(xp, result.y), k, v, xp.astype(logits, xp.dtype_of(query))
+    logits = None
+    if outputs > 3:  # onnxruntime shows no -inf here
+        logits = xp.astype(xp.maximum(result.masked, float(np.finfo(np.float32).min)), xp.dtype_of(query))
+    return merge_heads(xp, result.y), k, v, logits
 
 
 def _heads(xp: Any, query: Any, key: Any, value: Any, bias: Any, heads: int) -> tuple[Any, Any, Any]:
@@ -107,7 +110,8 @@ def _heads(xp: Any, query: Any, key: Any, value: Any, bias: Any, heads: int) -> 
         return tuple(_biased(xp, p, bias, i) for i, p in enumerate(parts))
     q = xp.reshape(query, (*query.shape[:2], heads, -1))
     if key is None:  # [B, L, 3 * hidden]
-        return tuple(split_heads(xp, part, heads) for part in xp.split(query, 3, axis=2))
+        parts = (xp.reshape(x, (*x.shape[:2], heads, -1)) for x in xp.split(query, 3, axis=2))
+        return tuple(_biased(xp, part, bias, i) for i, part in enumerate(parts))
     if key.ndim == 5:  # [B, L, H, 2, D]
         return _biased(xp, q, bias, 0), _biased(xp, key[:, :, :, 0], bias, 1), _biased(xp, key[:, :, :, 1], bias, 2)
     if key.ndim == 4:  # already [B, H, L, D], and without bias
@@ -144,12 +148,12 @@ def _of_beam(xp: Any, cache: Any, indirection: Any, past: Any) -> Any:
 def decoder_masked_multi_head_attention(
     xp, query, key=None, value=None, mask_index=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, beam_width=None, cache_indirection=None, bias=None, *,
-    mask_filter_value=None, num_heads, output_qk=0, past_present_share_buffer=0, scale=None,
+    mask_filter_value=None, num_heads, output_qk=0, past_present_share_buffer=0, scale=None, outputs: Outputs = 1,
 ):  # fmt: skip
     return multi_head_attention(
         xp, query, key, value, bias, mask_index, attention_bias, past_key, past_value,
         past_sequence_length if past_present_share_buffer else None, cache_indirection,
-        mask_filter_value=mask_filter_value, num_heads=num_heads, scale=scale,
+        mask_filter_value=mask_filter_value, num_heads=num_heads, scale=scale, outputs=outputs,
     )  # fmt: skip
 
 

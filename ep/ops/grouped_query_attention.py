@@ -74,8 +74,9 @@ def group_query_attention(
     if sink is None and smooth_softmax == 1:
         sink = xp.zeros((1, 1, 1, 1), dtype=np.float32)
     result = attend(
-        xp, q, k, v, default_scale(scale, q.shape[3]), allowed=allowed, bias=bias, softcap=softcap, sink=sink
-    )
+        xp, q, k, v, default_scale(scale, q.shape[3]), allowed=allowed, bias=bias, softcap=softcap, sink=sink,
+        stages=bool(qk_output),
+    )  # fmt: skip
     y = merge_heads(xp, xp.astype(result.y, xp.dtype_of(query)))
     stage = None
     if qk_output:

@@ -36,7 +36,7 @@ class Expert:
         """The networks of `layers` on x [..., T, H]."""
         hidden = self._linear(xp, x, layers[0], 0)
         gate = self._linear(xp, x, layers[2], 2) if len(layers) > 2 else None
-        return self._linear(xp, self._activate(xp, hidden, gate), layers[1], 1)
+        return self._linear(xp, self.activate(xp, hidden, gate), layers[1], 1)
 
     def _linear(self, xp: Any, x: Any, layer: tuple[Any, ...], index: int) -> Any:
         *arrays, bias = layer
@@ -44,7 +44,7 @@ class Expert:
         y = xp.matmul(x, xp.swapaxes(xp.astype(w, xp.dtype_of(x)), -1, -2))
         return y if bias is None else y + xp.astype(bias[..., None, :], xp.dtype_of(x))
 
-    def _activate(self, xp: Any, x: Any, linear: Any) -> Any:
+    def activate(self, xp: Any, x: Any, linear: Any) -> Any:
         if self.activation in ("swiglu", "geglu"):
             gate, linear = (x, linear) if self.fusion == 0 else self._halves(x)
             return self._swiglu(xp, gate, linear) if self.activation == "swiglu" else _gelu(xp, gate) * linear

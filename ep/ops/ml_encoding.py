@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -35,8 +37,7 @@ def _strings(*names: str) -> Any:
 @op("LabelEncoder", domain=ML, host_only="it maps strings")
 def label_encoder_1(xp, x, *, classes_strings=(), default_int64=-1, default_string="_Unused"):
     if x.dtype == object:
-        places = range(len(classes_strings))
-        return _mapped(xp, x, classes_strings, tuple(places), default_int64, np.int64)
+        return _encoded(xp, x, _positions(classes_strings, default_int64))
     known = (x >= 0) & (x < len(classes_strings))
     names = np.array([*classes_strings, default_string], object)
     return names[np.where(known, x, len(classes_strings))]
@@ -48,12 +49,11 @@ def label_encoder_2(
     keys_strings=None, values_floats=None, values_int64s=None, values_strings=None,
 ):  # fmt: skip
     """The first of equal keys counts, as in onnxruntime; from version 4 on the last does."""
-    values, default, dtype = _values(
-        (values_floats, default_float, np.float32), (values_int64s, default_int64, np.int64),
-        (values_strings, default_string, object),
+    encoding = _encoding(
+        keys_floats, keys_int64s, keys_strings, None, values_floats, values_int64s, values_strings, None,
+        default_float, default_int64, default_string, None, True,
     )  # fmt: skip
-    keys = _given("keys", keys_floats, keys_int64s, keys_strings)
-    return _mapped(xp, x, keys, values, default, dtype, first=True)
+    return _encoded(xp, x, encoding)
 
 
 @op(
@@ -67,82 +67,103 @@ def label_encoder(
     keys_floats=None, keys_int64s=None, keys_strings=None, keys_tensor=None, values_floats=None,
     values_int64s=None, values_strings=None, values_tensor=None,
 ):  # fmt: skip
-    tensor_dtype = np.dtype(np.float32) if values_tensor is None else values_tensor.dtype
-    unused = {"O": "_Unused", "f": -0.0}.get(tensor_dtype.kind, -1)
-    values, default, dtype = _values(
-        (values_floats, default_float, np.float32), (values_int64s, default_int64, np.int64),
-        (values_strings, default_string, object), (values_tensor, unused, tensor_dtype),
+    encoding = _encoding(
+        keys_floats, keys_int64s, keys_strings, keys_tensor, values_floats, values_int64s, values_strings,
+        values_tensor, default_float, default_int64, default_string, default_tensor, False,
     )  # fmt: skip
-    default = default if default_tensor is None else default_tensor.reshape(-1)[0]
-    keys = _given("keys", keys_floats, keys_int64s, keys_strings, keys_tensor)
-    return _mapped(xp, x, keys, values, default, dtype)
+    return _encoded(xp, x, encoding)
 
 
 @op("CategoryMapper", domain=ML, host_only="it maps strings")
-def category_mapper(xp, x, *, cats_int64s=(), cats_strings=(), default_int64=-1, default_string="_Unused"):
-    if x.dtype == object:
-        return _mapped(xp, x, cats_strings, cats_int64s, default_int64, np.int64)
-    return _mapped(xp, x, cats_int64s, cats_strings, default_string, object)
+def category_mapper(
+    xp, x, *, cats_int64s=(), cats_strings=(), default_int64=-1, default_string="_Unused"
+):  # fmt: skip
+    to_integers, to_strings = _categories(cats_int64s, cats_strings, default_int64, default_string)
+    return _encoded(xp, x, to_integers if x.dtype == object else to_strings)
 
 
-def _given(what: str, *choices: Any) -> Any:
-    given = [choice for choice in choices if choice is not None and len(choice)]
-    if len(given) != 1:
-        raise InvalidModel(f"{len(given)} of the attributes {what}_* of LabelEncoder are set, instead of one.")
-    return given[0]
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """Values by keys; `at_nan` is that of NaN, which equals nothing and so is no key."""
+
+    values: dict[Any, Any]
+    at_nan: list[Any]
+    default: Any
+    dtype: np.dtype
+
+    @staticmethod
+    def of(keys: Any, values: Any, default: Any, dtype: Any, first: bool = False) -> Encoding:
+        keys, values = list(keys), list(values)
+        if len(keys) != len(values):
+            raise InvalidModel(f"an encoder has {len(keys)} keys and {len(values)} values.")
+        pairs = list(zip(keys, values, strict=True))
+        pairs = pairs[::-1] if first else pairs  # of equal keys, a dictionary keeps the last
+        at_nan = [value for key, value in pairs if key != key][-1:]
+        return Encoding({k: v for k, v in pairs if k == k}, at_nan, default, np.dtype(dtype))
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """The keys in order."""
+        return np.array(sorted(self.values))
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """The default and the values of the keys in order."""
+        return _array([self.default, *(self.values[key] for key in sorted(self.values))], self.dtype)
 
 
-def _values(*choices: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """Values, default and dtype of the one choice whose values are set."""
-    values = _given("values", *(choice[0] for choice in choices))
-    return next(choice for choice in choices if choice[0] is values)
+@once_per_node
+def _positions(classes: Any, default: Any) -> Encoding:
+    return Encoding.of(classes, range(len(classes)), default, np.int64)
 
 
-def _mapped(xp: Any, x: Any, keys: Any, values: Any, default: Any, dtype: Any, first: bool = False) -> Any:
+@once_per_node
+def _categories(integers: Any, strings: Any, default: int, default_string: str) -> tuple[Encoding, Encoding]:
+    to_integers = Encoding.of(strings, integers, default, np.int64)
+    return to_integers, Encoding.of(integers, strings, default_string, object)
+
+
+@once_per_node
+def _encoding(
+    key_floats: Any, key_ints: Any, key_strings: Any, key_tensor: Any, floats: Any, ints: Any, strings: Any,
+    tensor: Any, default_float: float, default_int: int, default_string: str, default_tensor: Any, first: bool,
+) -> Encoding:  # fmt: skip
+    tensor_dtype = np.dtype(np.float32) if tensor is None else tensor.dtype
+    unused = {"O": "_Unused", "f": -0.0}.get(tensor_dtype.kind, -1)
+    choices = [
+        (floats, default_float, np.float32), (ints, default_int, np.int64), (strings, default_string, object),
+        (tensor, unused, tensor_dtype),
+    ]  # fmt: skip
+    keys = [k for k in (key_floats, key_ints, key_strings, key_tensor) if k is not None and len(k)]
+    given = [c for c in choices if c[0] is not None and len(c[0])]
+    if len(keys) != 1 or len(given) != 1:
+        raise InvalidModel(
+            f"LabelEncoder has {len(keys)} attributes keys_* and {len(given)} attributes values_*.",
+            why="it needs exactly one of each.",
+        )
+    ((values, default, dtype),) = given
+    default = default if default_tensor is None else default_tensor.reshape(-1)[0]
+    return Encoding.of(keys[0], values, default, dtype, first)
+
+
+def _encoded(xp: Any, x: Any, encoding: Encoding) -> Any:
     """Each element's value by its key, or the default."""
-    key_dtype = xp.dtype_of(x)
-    if key_dtype.kind == "O" or (dtype is object and key_dtype.kind == "i"):
-        table = _dictionary(keys, values, first)
-        found = [table.get(key, default) for key in x.reshape(-1).tolist()]
-        return _array(found, dtype).reshape(x.shape)
-    encoder = _encoder(keys, values, key_dtype, np.dtype(dtype), default, first)
-    return encoder(xp, x)
+    key_dtype, dtype = xp.dtype_of(x), encoding.dtype
+    if key_dtype.kind == "O" or (dtype.kind == "O" and key_dtype.kind == "i"):
+        get, default = encoding.values.get, encoding.default
+        return _array([get(key, default) for key in x.reshape(-1).tolist()], dtype).reshape(x.shape)
+    row = place(xp, x, encoding.keys.astype(key_dtype))
+    if dtype.kind == "O":  # on the host
+        y = encoding.table[np.asarray(row)]
+        return np.where(np.isnan(x), _array(encoding.at_nan, dtype), y) if encoding.at_nan else y
+    y = xp.take(xp.asarray(encoding.table), row, axis=0)
+    return xp.where(xp.isnan(x), xp.asarray(_array(encoding.at_nan, dtype)), y) if encoding.at_nan else y
 
 
 def _array(values: list[Any], dtype: Any) -> np.ndarray:
     result = np.empty(len(values), dtype)
     result[:] = values
     return result
-
-
-@once_per_node
-def _dictionary(keys: Any, values: Any, first: bool) -> dict[Any, Any]:
-    keys, values = list(keys), list(values)
-    if len(keys) != len(values):
-        raise InvalidModel(f"an encoder has {len(keys)} keys and {len(values)} values.")
-    pairs = list(zip(keys, values, strict=True))
-    return dict(reversed(pairs) if first else pairs)
-
-
-@once_per_node
-def _encoder(keys: Any, values: Any, key_dtype: np.dtype, dtype: np.dtype, default: Any, first: bool) -> Any:
-    """A lookup of numbers; row 0 of the table of values is the default, row i + 1 belongs to the i-th sorted key."""
-    pairs = {k: v for k, v in _dictionary(keys, values, first).items() if k == k}
-    at_nan = [v for k, v in zip(keys, values, strict=True) if k != k]
-    ordered = np.array(sorted(pairs), key_dtype)
-    table = _array([default, *(pairs[k] for k in sorted(pairs))], dtype)
-
-    def encode(xp: Any, x: Any) -> Any:
-        row = place(xp, x, ordered)
-        y = table[np.asarray(row)] if np.dtype(dtype).kind == "O" else xp.take(xp.asarray(table), row, axis=0)
-        if not at_nan:
-            return y
-        nan = _array([at_nan[0 if first else -1]], dtype)
-        return (
-            np.where(np.isnan(x), nan, y) if np.dtype(dtype).kind == "O" else xp.where(xp.isnan(x), xp.asarray(nan), y)
-        )
-
-    return encode
 
 
 # One-hot

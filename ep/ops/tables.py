@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any
 
 import numpy as np
 
-
-class _Same:
-    """A list or array of attributes, compared by identity: a node hands the same objects to every call."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+MOST_TABLES = 64  # per kind of table; beyond, all are forgotten and made again when needed
 
 
 def once_per_node(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Remembers what `build` makes of attribute values, given by position; it must not depend on anything else."""
-    cached = lru_cache(maxsize=64)(lambda *keys: build(*(key.value if isinstance(key, _Same) else key for key in keys)))
+    """Remembers what `build` makes of attributes, given by position; it must not depend on anything else.
+
+    Lists and arrays are compared by identity: a node hands the same objects to every call. They are kept, so that
+    no other object can get their identity.
+    """
+    made: dict[tuple[Any, ...], tuple[tuple[Any, ...], Any]] = {}
 
     @wraps(build)
     def built(*attributes: Any) -> Any:
-        return cached(*(_Same(a) if isinstance(a, tuple | np.ndarray) else a for a in attributes))
+        key = tuple([id(a) if isinstance(a, tuple | np.ndarray) else a for a in attributes])
+        found = made.get(key)
+        if found is None:
+            if len(made) >= MOST_TABLES:
+                made.clear()
+            found = made[key] = (attributes, build(*attributes))
+        return found[1]
 
     return built

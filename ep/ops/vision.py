@@ -181,19 +181,17 @@ def _roi_samples(xp: Any, x: Any, batch: Any, axes: Sequence[_RoiAxis], mode: st
         top = xp.maximum(xp.maximum(terms[0], terms[1]), xp.maximum(terms[2], terms[3]))
         return xp.where(valid, xp.maximum(result, top), result)
 
+    def step(carry: Any) -> Any:
+        return carry[0] + 1, add(carry[0] + xp.zeros_like(total), carry[1])
+
     if batch.shape[0] == 0:
         return start
-    if sampling_ratio > 0:
-        result = start
-        for number in range(sampling_ratio**2):
-            result = add(xp.full(batch.shape, float(number), dtype=xp.dtype_of(x)), result)
+    last = xp.max(total)
+    first = (xp.zeros_like(last), start)
+    if sampling_ratio > 0:  # rolled up, for one fusion of all samples is slower
+        (_, result), _ = xp.scan(lambda carry, _: (step(carry), ()), first, (), length=sampling_ratio**2)
     else:
-        last = xp.max(total)
-        _, result = xp.while_loop(
-            lambda carry: carry[0] < last,
-            lambda carry: (carry[0] + 1, add(carry[0] + xp.zeros_like(total), carry[1])),
-            (xp.zeros_like(last), start),
-        )
+        _, result = xp.while_loop(lambda carry: carry[0] < last, step, first)
     if mode == "avg":
         return result / xp.maximum(total, 1)[:, None, None]
     return xp.where((total > 0)[:, None, None], result, 0)
