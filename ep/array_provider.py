@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -36,9 +38,16 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+PRECISIONS = ("highest", "fast")
+
+
 @final
 class ArrayProvider(ExecutionProvider):
-    """The provider of a `Backend`. Its one option is `memory_limit`: the most bytes its buffers may take."""
+    """The provider of a `Backend`.
+
+    Its options are `memory_limit`, the most bytes its buffers may take, and `precision`: "highest" (the default)
+    multiplies float32 in full width, "fast" as the library likes best (TF32 or bfloat16 on some devices).
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -63,13 +72,18 @@ class ArrayProvider(ExecutionProvider):
         return self.backend.device
 
     def initialize(self, config: EpConfig) -> None:
-        options = config.of(self.name, ("memory_limit",))
+        options = config.of(self.name, ("memory_limit", "precision"))
         limit = options.get("memory_limit")
         if limit is not None and not limit.isdecimal():
             raise InvalidInput(
                 f"{self.name}.memory_limit is {limit!r}, which is not a number of bytes.",
                 fix='pass digits, such as "8000000000".',
             )
+        precision = options.get("precision", PRECISIONS[0])
+        if precision not in PRECISIONS:
+            raise InvalidInput(f"{self.name}.precision is {precision!r}.", fix="use 'highest' or 'fast'.")
+        if precision == "highest" and self.backend.precise is not None and not self._ready:
+            self.backend = replace(self.backend, scope=_both(self.backend.scope, self.backend.precise))
         self._limit = None if limit is None else int(limit)
         self._ready = True
 
@@ -210,11 +224,12 @@ class ArrayProvider(ExecutionProvider):
         if reason and not self.backend.is_host:
             return KernelMatch.declined(reason)
         inputs, outputs = dtypes or (node.dtypes_of(op.inputs), node.dtypes_of(op.outputs))
-        for dtype in (*inputs, *outputs):
+        for dtype in (*inputs, *outputs, node.inner_dtype(op, lowering)):
             if dtype is not None and dtype not in self.backend.dtypes:
                 kind = "strings" if dtype.hasobject else dtype.name
                 return KernelMatch.declined(f"{self.name} does not hold {kind} on {self.device_id}")
-        return KernelMatch(self._cost(shapes, inputs))
+        remark = self.backend.remark(lowering.key, node.attributes_of(op), inputs) if self.backend.remark else ""
+        return KernelMatch(self._cost(shapes, inputs), remark=remark)
 
     def _cost(self, shapes: Sequence[Shape], dtypes: Dtypes) -> Cost:
         """Estimate a memory-bound operation that reads its inputs and writes as much again."""
@@ -329,6 +344,17 @@ def _scoped(backend: Backend, function: Callable[..., Any]) -> Callable[..., tup
             return tuple(function(*arrays))
 
     return run
+
+
+def _both(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what enters two scopes at once."""
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        with first(), second():
+            yield
+
+    return scope
 
 
 def _copyable(src: DeviceBuffer, dst: DeviceBuffer, size: int) -> tuple[Storage, Storage]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ep.device import DeviceId
 from ep.memory import Memory
-from ep.registry import Overrides
+from ep.registry import OpKey, Overrides
 
 Function = Callable[..., Any]
 Specs = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype of each argument
@@ -45,6 +45,8 @@ class Backend:
     narrows: frozenset[np.dtype[Any]] = frozenset()  # dtypes that lose width outside `scope`
     takes_numpy: bool = False  # compiled functions take NumPy arrays, and faster than `asarray` does
     traces_loops: bool = False  # xp.scan and xp.while_loop work inside a trace
+    precise: Callable[[], AbstractContextManager[Any]] | None = None  # products in full width; None: they always are
+    remark: Callable[[OpKey, dict[str, Any], Sequence[Any]], str] | None = None  # what a user should know of a node
     launch_us: float = 1.0  # starting one operation
     bytes_per_us: float = 10_000.0  # memory bandwidth
     notes: tuple[str, ...] = ()  # what `ep doctor` should tell the user

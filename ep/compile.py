@@ -144,8 +144,7 @@ class HostGroup:
         local = self.constants | {v: env[v] for v in self.group.shapes}
         for value in self.fetch:
             local[value] = to_host(env[value], self.xp)
-        with np.errstate(all="ignore"):
-            self.runner.evaluate(self.group.steps, local)
+        self.runner.evaluate(self.group.steps, local)
         for value in self.group.outputs:
             env[value] = local[value]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ep.errors import BackendUnavailable, InvalidInput, did_you_mean
 
-COMPILE = ("on", "off")
+CHOICES = {"compile": ("on", "off"), "precision": ("highest", "fast")}  # the default first
 KINDS = ("auto", "mlx", "jax", "cpu", "gpu", "cuda", "tpu", "host")
 
 
@@ -17,15 +17,17 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str,
     """The session's own options (no namespace) and those of providers (`"jax.…"`), as strings."""
     own = {k: str(v) for k, v in options.items() if "." not in k}
     configured = {k: str(v) for k, v in options.items() if "." in k}
-    for key in own:
-        if key != "compile":
+    for key, value in own.items():
+        if key not in CHOICES:
             raise InvalidInput(
-                f"unknown option '{key}'.{did_you_mean(key, ['compile'])}",
-                why="a session's own option is 'compile'; those of providers are written 'provider.option'.",
+                f"unknown option '{key}'.{did_you_mean(key, CHOICES)}",
+                why=f"a session's own options are {', '.join(CHOICES)}; those of providers are 'provider.option'.",
                 fix="remove the option, or give it its provider's namespace.",
             )
-    if own.get("compile", "on") not in COMPILE:
-        raise InvalidInput(f"option 'compile' is '{own['compile']}'.", fix="use 'on' or 'off'.")
+        if value not in CHOICES[key]:
+            raise InvalidInput(f"option '{key}' is '{value}'.", fix=f"use {' or '.join(map(repr, CHOICES[key]))}.")
+    if "precision" in own:
+        configured = {f"{name}.precision": own["precision"] for name in ("jax", "mlx", "cpu")} | configured
     return own, configured
 
 

@@ -25,8 +25,7 @@ def astype(x: Any, dtype: Any) -> np.ndarray:
     x = np.asarray(x)
     if x.dtype.kind == "c" and np.dtype(dtype).kind != "c":
         x = x.real
-    with np.errstate(all="ignore"):
-        return x.astype(dtype, copy=False)
+    return x.astype(dtype, copy=False)
 
 
 def dtype_of(x: Any) -> np.dtype:

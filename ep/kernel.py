@@ -39,13 +39,14 @@ class KernelMatch:
     """A provider's answer about a node: a cost, with the layouts it wants and gives, or a reason to decline.
 
     `KernelMatch(cost)` accepts, `KernelMatch.declined(reason)` declines; empty layouts mean row-major. The
-    reason is in words that a user can act on.
+    reason is in words that a user can act on, and so is the `remark` of a provider that accepts.
     """
 
     cost: Cost | None = None
     input_layouts: tuple[TensorLayout, ...] = ()
     output_layouts: tuple[TensorLayout, ...] = ()
     reason: str = ""
+    remark: str = ""
 
     def __post_init__(self) -> None:
         assert (self.cost is None) == bool(self.reason), "a match has either a cost or a reason"

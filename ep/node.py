@@ -61,6 +61,14 @@ def dtypes_of(values: Sequence[Any]) -> list[np.dtype[Any] | None]:
     return [None if value is None or not hasattr(value, "type") else value_dtype(value) for value in values]
 
 
+def inner_dtype(node: Step | ir.Node, lowering: Lowering) -> np.dtype[Any] | None:
+    """Return the dtype in which an attribute of the node asks it to compute; None where none does."""
+    from ep.dtypes import onnx_dtype
+
+    code = attributes_of(node).get(lowering.inside) if lowering.inside else None
+    return onnx_dtype(code) if code else None
+
+
 def alone(node: Step | ir.Node, opset: int) -> Step:
     """Return a step that runs the node as the opset defines it, on inputs keyed 0, 1, … and outputs -1, -2, …
 

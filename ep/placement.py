@@ -162,7 +162,7 @@ class Placer:
         for provider in self.providers:
             match = provider.supports_op(step, dtypes=(step.input_dtypes, step.output_dtypes))
             if match.supported:
-                return Placement(provider.name, "; ".join(refusals) or "first choice")
+                return Placement(provider.name, "; ".join(filter(None, (*refusals, match.remark))) or "first choice")
             refusals.append(match.reason)
         return Placement(HOST, "; ".join(refusals))
 

@@ -58,8 +58,9 @@ class Runner:
 
     def evaluate(self, steps: Sequence[Step], env: dict[Any, Any]) -> None:
         """Runs the steps in order, reading and writing `env` (value → array, list of arrays, or None)."""
-        for step in steps:
-            self._run(step, env)
+        with np.errstate(all="ignore"):  # overflow and NaN are results like others, on the host too
+            for step in steps:
+                self._run(step, env)
 
     def _run(self, step: Step, env: dict[Any, Any]) -> None:
         at_host = id(step) in self.on_host

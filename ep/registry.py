@@ -59,7 +59,8 @@ class Lowering:
     `host_only` is the reason why the operator runs on the host (`""`: it runs anywhere), or a function from
     the node's attributes to that reason. `random` operators are never folded. `out` gives output dtypes
     where the ONNX schema cannot: for each output the index of the input whose dtype it shares, the name of a
-    dtype attribute, a dtype name, or a function from the node's attributes to one of these. An `alias`
+    dtype attribute, a dtype name, or a function from the node's attributes to one of these. `inside` is the
+    attribute that names the element type of the computation, where that may differ from all inputs. An `alias`
     returns its first input, whatever it is, so that no step is needed.
     """
 
@@ -68,6 +69,7 @@ class Lowering:
     host_only: str | Callable[[dict[str, Any]], str] = ""
     random: bool = False
     out: tuple[int | str | Callable[[dict[str, Any]], str], ...] = ()
+    inside: str = ""
     alias: bool = False
     inputs: tuple[str, ...] = field(init=False)
     required_inputs: int = field(init=False)
@@ -121,12 +123,13 @@ class OpRegistry:
         host_only: str | Callable[[dict[str, Any]], str] = "",
         random: bool = False,
         out: tuple[int | str | Callable[[dict[str, Any]], str], ...] = (),
+        inside: str = "",
         alias: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that registers a lowering and returns the function unchanged."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-            self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, alias))
+            self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, inside, alias))
             return fn
 
         return register

@@ -35,7 +35,8 @@ def load(
     `source` is a path, the bytes of a model file, or an `onnx.ModelProto`. `device` is `"auto"` (MLX on
     Apple silicon, else JAX's GPU, else JAX's CPU), `"mlx"`, `"jax"`, `"cpu"`, `"gpu"`, `"cuda:0"` or
     `"host"` (NumPy). `strict=True` refuses a model of which a node would fall back to the host.
-    `options` are namespaced (`"jax.…"`, `"mlx.…"`), beside `"compile": "on" | "off"`. `providers` are
+    `options` are namespaced (`"jax.…"`, `"mlx.…"`), beside `"compile": "on" | "off"` and
+    `"precision": "highest" | "fast"` (fast lets JAX multiply float32 in TF32 or bfloat16 on GPUs). `providers` are
     `ExecutionProvider` objects to use, in this order, instead of `device`.
 
     Raises:

@@ -1,5 +1,7 @@
 """Does every provider fulfil the contract of `ExecutionProvider`: life cycle, memory, copies, fences?"""
 
+import dataclasses
+import functools
 import inspect
 import threading
 
@@ -237,3 +239,23 @@ class TestFences:
             provider.sync()
         provider.sync()  # told once
         provider.deallocate(target)
+
+
+class TestPrecision:
+    @pytest.mark.parametrize(("options", "expected"), [({}, "HIGHEST"), ({"jax.precision": "fast"}, "None")])
+    def test_products_are_in_full_width_unless_fast_ones_are_asked_for(self, options, expected):
+        jax = pytest.importorskip("jax")
+        backend = dataclasses.replace(
+            discovery.provider("jax").backend, precise=functools.partial(jax.default_matmul_precision, "highest")
+        )
+        made = ArrayProvider(backend)
+        made.initialize(EpConfig(options))
+        x = np.ones((2, 2), np.float32)
+        with made.backend.scope():
+            jaxpr = jax.make_jaxpr(made.backend.xp.matmul)(x, x)
+        (product,) = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+        assert expected in str(product.params["precision"])
+
+    def test_other_words_are_refused(self):
+        with pytest.raises(InvalidInput, match="sloppy"):
+            discovery.provider("jax", None, {"jax.precision": "sloppy"})

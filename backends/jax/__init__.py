@@ -86,6 +86,7 @@ def _backend(device: Any) -> Backend:
         narrows=_WIDE,
         takes_numpy=True,
         traces_loops=True,
+        precise=None if on_cpu else functools.partial(jax.default_matmul_precision, "highest"),
         launch_us=27.0 if on_cpu else 10.0,
         bytes_per_us=10_000.0 if on_cpu else 1_000_000.0,
     )

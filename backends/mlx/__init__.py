@@ -53,7 +53,7 @@ def _backend(device: Any, note: str) -> Backend:
     import mlx.core as mx
 
     from ep.backend import Backend
-    from ep.backends.mlx import executable, namespace, overrides
+    from ep.backends.mlx import executable, namespace, overrides, target
     from ep.backends.mlx.dtypes import DTYPES
     from ep.backends.mlx.memory import MlxMemory, borrow, copy, view
 
@@ -77,6 +77,7 @@ def _backend(device: Any, note: str) -> Backend:
         block=lambda arrays: mx.eval(*arrays),
         synchronize=mx.synchronize,
         overrides=overrides.OVERRIDES,
+        remark=target.remark,
         serialize=executable.serialize,
         deserialize=functools.partial(executable.deserialize, fuse=device != mx.cpu),
         launch_us=0.5,

@@ -7,13 +7,14 @@ from typing import Any
 import mlx.core as mx
 
 from ep.backends.mlx.dtypes import HALVES
+from ep.backends.mlx.target import on_gpu
 
 FLOATS = HALVES | {mx.float32}
 
 
 def takes(x: Any) -> bool:
     """Whether MLX's fused kernels take the array: on the CPU they sum halves in halves."""
-    return x.dtype in FLOATS and x.size > 0 and (x.dtype == mx.float32 or mx.default_device() != mx.Device(mx.cpu))
+    return x.dtype in FLOATS and x.size > 0 and (x.dtype == mx.float32 or on_gpu())
 
 
 def attention(q: Any, k: Any, v: Any, scale: float, mask: Any = None, sink: Any = None) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ep.backends.mlx.target import on_cpu_stream
+
 
 def _indices(index: Any) -> Any:
     return mx.array(index) if isinstance(index, np.ndarray) else index
@@ -28,8 +30,7 @@ def scatter(x: Any, index: tuple[Any, ...], updates: Any, reduction: str = "none
     if reduction == "none":
         return _overwritten(x, index, updates)
     if x.dtype.size == 8:  # Metal has no 64-bit atomics
-        with mx.stream(mx.cpu):
-            return getattr(x.at[index], _SCATTER[reduction])(updates)
+        return on_cpu_stream(lambda x, updates: getattr(x.at[index], _SCATTER[reduction])(updates), x, updates)
     return getattr(x.at[index], _SCATTER[reduction])(updates)
 
 

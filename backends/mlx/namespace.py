@@ -17,6 +17,7 @@ from ep.backends.mlx.dtypes import HALVES, NUMPY_DTYPES, mlx_dtype
 from ep.backends.mlx.fused import attention  # noqa: F401
 from ep.backends.mlx.indexing import pad, scatter, slice_update, take, take_along_axis  # noqa: F401
 from ep.backends.mlx.products import einsum, int8_factor, matmul  # noqa: F401
+from ep.backends.mlx.target import on_cpu_stream, on_gpu
 from ep.backends.mlx.windows import conv, conv_transpose, pool, windows  # noqa: F401
 from ep.program import Untraceable
 
@@ -184,7 +185,7 @@ def _wide(x: Any) -> mx.array:
 
 def _summable(x: Any) -> mx.array:
     """MLX's CPU adds up long axes one by one: 1e-3 off after 70,000 float32 numbers. Metal adds in a tree."""
-    long = x.dtype == mx.float32 and x.size > 1 << 12 and mx.default_device().type == mx.cpu
+    long = x.dtype == mx.float32 and x.size > 1 << 12 and not on_gpu()
     return x.astype(mx.float64) if long else _wide(x)
 
 
@@ -290,11 +291,11 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[mx.array
 
 
 def det(x: Any) -> mx.array:
-    return mx.linalg.det(x, stream=mx.cpu)  # MLX factorises on the CPU only
+    return on_cpu_stream(mx.linalg.det, x)  # MLX factorises on the CPU only
 
 
 def inv(x: Any) -> mx.array:
-    return mx.linalg.inv(x, stream=mx.cpu)
+    return on_cpu_stream(mx.linalg.inv, x)
 
 
 # Control flow

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ep.backends.mlx.dtypes import HALVES
 from ep.backends.mlx.fused import takes
+from ep.backends.mlx.target import on_gpu
 from ep.ops.mixture_of_experts import Expert, route
 from ep.ops.normalization import rms_factor, standardize
 from ep.ops.packed_weights import block_zero_points
@@ -101,7 +102,7 @@ def matmul_nbits(
 
 def _is_slow(x: Any) -> bool:
     """On the CPU, MLX unpacks the weights anew for every row: for 4 rows that is slower than a plain product."""
-    return x.size > 2 * x.shape[-1] and mx.default_device() == mx.Device(mx.cpu)
+    return x.size > 2 * x.shape[-1] and not on_gpu()
 
 
 def _by_packed(x: Any, weights: Any, scales: Any, zeros: Any, bits: int, size: int) -> mx.array:

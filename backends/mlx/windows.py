@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ep.backends.mlx.dtypes import HALVES, INTEGERS
 from ep.backends.mlx.products import matmul
+from ep.backends.mlx.target import on_gpu
 
 
 def conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int = 1) -> mx.array:
@@ -25,9 +26,7 @@ def _conv(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int, 
         return _conv(one, w, strides, pads, dilations, groups, spread)[:0]
     if rank > 3 or x.dtype in INTEGERS or x.dtype == mx.float64:
         return _conv_by_windows(_spread(x, spread), w, strides, pads, dilations, groups)
-    if (
-        mx.default_device().type == mx.cpu and max(groups, *dilations, *spread) > 1
-    ):  # MLX's CPU loops are 50 times slower
+    if not on_gpu() and max(groups, *dilations, *spread) > 1:  # MLX's CPU loops are 50 times slower
         x = _spread(x, spread)
         by = _conv_by_shifts if groups == x.shape[1] == w.shape[0] else _conv_by_windows
         return by(x, w, strides, pads, dilations, groups)

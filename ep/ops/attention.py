@@ -134,7 +134,7 @@ def default_scale(scale: float | None, size: int) -> float:
     return 1 / math.sqrt(size) if not scale else scale
 
 
-@op("Attention", since=23)
+@op("Attention", since=23, inside="softmax_precision")
 def attention(
     xp, Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *,
     is_causal=0, kv_num_heads=None, left_window_size=-1, q_num_heads=None, qk_matmul_output_mode=0,
@@ -184,7 +184,7 @@ def _to_length(xp: Any, mask: Any, length: int) -> Any:
     return xp.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)], constant_values=nothing)
 
 
-@op("FlexAttention", domain="ai.onnx.preview")
+@op("FlexAttention", domain="ai.onnx.preview", inside="softmax_precision")
 def flex_attention(xp, Q, K, V, *, prob_mod: Body = None, scale=None, score_mod: Body = None, softmax_precision=None):
     dtype = onnx_dtype(softmax_precision) if softmax_precision else wide_dtype(xp.dtype_of(Q))
     scores = grouped_matmul(xp, Q, xp.swapaxes(K, 2, 3), wide_dtype(dtype)) * default_scale(scale, Q.shape[3])

@@ -65,7 +65,7 @@ def sparse_to_dense_mat_mul(xp, a, b, *, alpha=1.0, transA=0, transB=0):
     a = xp.swapaxes(a, -1, -2) if transA else a
     b = xp.swapaxes(b, -1, -2) if transB else b
     y = xp.matmul(a, b)
-    return y if alpha == 1 else xp.astype(xp.astype(y, np.float64) * alpha, xp.dtype_of(b))
+    return y if alpha == 1 else xp.astype(wide(xp, y) * alpha, xp.dtype_of(b))
 
 
 @op("Range", domain=MS)

@@ -127,7 +127,7 @@ def instance_normalization_1(xp, x, scale, b, *, consumed_inputs=None, epsilon=1
     return instance_normalization(xp, x, scale, b, epsilon=epsilon)
 
 
-@op("LayerNormalization", since=17, out=(0, "stash_type", "stash_type"))
+@op("LayerNormalization", since=17, out=(0, "stash_type", "stash_type"), inside="stash_type")
 def layer_normalization(xp, x, scale, bias=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     y, mean, factor = standardize(xp, stashed(xp, x, stash_type), axes, epsilon)
@@ -152,7 +152,7 @@ def _stash(xp: Any, stash_type: int, *statistics: Any) -> tuple[Any, ...]:
     return tuple(xp.astype(s, dtype) for s in statistics)
 
 
-@op("GroupNormalization", since=21)
+@op("GroupNormalization", since=21, inside="stash_type")
 def group_normalization(xp, x, scale, bias, *, epsilon=1e-5, num_groups, stash_type=1):
     y = grouped(xp, stashed(xp, x, stash_type), num_groups, epsilon)
     y = y * _per_channel(xp, wide(xp, scale), x) + _per_channel(xp, wide(xp, bias), x)
@@ -183,12 +183,12 @@ def rms_factor(xp: Any, x: Any, axes: tuple[int, ...], epsilon: float) -> Any:
     return xp.rsqrt(xp.mean(x * x, axis=axes, keepdims=True) + epsilon)
 
 
-@op("RMSNormalization", since=23, out=(1,))
+@op("RMSNormalization", since=23, out=(1,), inside="stash_type")
 def rms_normalization(xp, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     return simplified_layer_normalization(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)[0]
 
 
-@op("SimplifiedLayerNormalization", out=(1, "stash_type"))
+@op("SimplifiedLayerNormalization", out=(1, "stash_type"), inside="stash_type")
 def simplified_layer_normalization(xp, x, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     inner = stashed(xp, x, stash_type)
