@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ep.bodies import Declared, InlineBody
+from ep.device_weights import DeviceWeights
 from ep.errors import EpError, ExecutionError
 from ep.partition import CONTROL, Group, partition
 from ep.placement import HOST, Facts, Placement, Placer
@@ -34,25 +35,6 @@ class Counters:
     compile_seconds: float = 0.0
 
 
-class Weights:
-    """Constants on one provider's device: each is moved once, when a compiled group first needs it."""
-
-    def __init__(self, backend: Any) -> None:
-        self.backend = backend
-        self.arrays: dict[Any, Any] = {}
-        self.placed: dict[Any, str] = {}  # value → "borrowed", or "copied: why"
-        self._lock = threading.Lock()
-
-    def get(self, values: Sequence[Any], constants: Mapping[Any, np.ndarray]) -> list[Any]:
-        with self._lock:
-            missing = [v for v in values if v not in self.arrays]
-            for value in missing:
-                self.arrays[value], why = self.backend.borrow(constants[value])
-                self.placed[value] = "borrowed" if why is None else f"copied: {why}"
-            self.backend.block([self.arrays[v] for v in missing])
-            return [self.arrays[v] for v in values]
-
-
 @dataclass(frozen=True)
 class Context:
     """What all groups of a session share."""
@@ -60,7 +42,7 @@ class Context:
     placer: Placer
     backends: Mapping[str, Any]  # provider name → Backend
     host: Any
-    weights: Mapping[str, Weights]
+    weights: Mapping[str, DeviceWeights]
     counters: Counters
     eager: bool = False
 
@@ -98,6 +80,13 @@ class Executable:
         self.runnables = tuple(
             kinds.get(group.kind, CompiledGroup)(group, self.constants, self.context) for group in groups
         )
+
+    def every(self) -> Iterator[tuple[Executable, Any]]:
+        """Each runnable of this graph and of its bodies, with the executable that it belongs to."""
+        for runnable in self.runnables:
+            yield self, runnable
+            for body in getattr(runnable, "bodies", ()):
+                yield from body.executable.every()
 
     def run(self, env: dict[Any, Any]) -> dict[Any, Any]:
         """Adds the outputs to `env`, which holds the inputs. Groups that cannot be traced are cut and run again."""
@@ -210,7 +199,7 @@ class BoundExecutable:
 class CompiledGroup:
     """Steps that one provider compiles together, once per signature."""
 
-    def __init__(self, group: Group, constants: Mapping[Any, np.ndarray], context: Context) -> None:
+    def __init__(self, group: Group, constants: dict[Any, np.ndarray], context: Context) -> None:
         self.group, self.context = group, context
         self.backend = context.backends[group.provider]
         self.runner = context.runner(group.provider, group.on_host)
@@ -230,16 +219,28 @@ class CompiledGroup:
         if not self.backend.takes_numpy or self.context.eager:
             arguments = list(map(self.backend.enter, arguments))
         host = [to_host(env[v], self.backend.xp) for v in group.host_inputs]
-        if self._weights is None:
-            self._weights = self.context.weights[group.provider].get(group.weights, self.all_constants)
+        weights = self._weights
+        if weights is None:
+            weights = self._weights = self.context.weights[group.provider].get(group.weights, self.all_constants)
         if self.context.eager:
-            results = self._trace(host, arguments + self._weights)
+            results = self._trace(host, arguments + weights)
         else:
-            results = self._call(host, arguments)
+            results = self._call(host, arguments, weights)
         for value, result in zip(group.outputs, results, strict=True):
             env[value] = result
 
-    def _call(self, host: list[np.ndarray], arguments: list[Any]) -> Any:
+    def place(self) -> None:
+        """Gets the weights to the device, for the next run."""
+        self._weights = self.context.weights[self.group.provider].get(self.group.weights, self.all_constants)
+
+    def forget(self) -> None:
+        """Drops the weights on the device and all compiled code; the next run makes them again."""
+        with self._lock:
+            self._weights = None
+            self.cache.clear()
+            self.variants.clear()
+
+    def _call(self, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
         shapes = tuple(map(signature, arguments))
         key = (shapes, tuple(map(contents, host))) if host else shapes
         function = self.cache.get(key)
@@ -248,13 +249,13 @@ class CompiledGroup:
             counters.hits += 1
             if len(self.cache) > 1:
                 self._touch(key)
-            return self._guarded(function, arguments)
+            return self._guarded(function, arguments, weights)
         if self.variants[shapes] >= MAX_VARIANTS:
             counters.eager += 1
-            return self._trace(host, [*map(self.backend.enter, arguments), *(self._weights or ())])
+            return self._trace(host, [*map(self.backend.enter, arguments), *weights])
         started = time.perf_counter()
         function = self.backend.compile(lambda *values: self._trace(host, values))
-        results = self._guarded(function, arguments)
+        results = self._guarded(function, arguments, weights)
         counters.misses += 1
         counters.compile_seconds += time.perf_counter() - started
         with self._lock:
@@ -269,9 +270,9 @@ class CompiledGroup:
             if key in self.cache:
                 self.cache.move_to_end(key)
 
-    def _guarded(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
+    def _guarded(self, function: Callable[..., Any], arguments: list[Any], weights: list[Any]) -> Any:
         try:
-            return function(*arguments, *self._weights)  # type: ignore[misc]
+            return function(*arguments, *weights)
         except (EpError, Untraceable):
             raise
         except Exception as cause:

@@ -9,7 +9,11 @@ from typing import Any
 
 from ep.errors import BackendUnavailable, InvalidInput, did_you_mean
 
-CHOICES = {"compile": ("on", "off"), "precision": ("highest", "fast")}  # the default first
+CHOICES = {  # of the session's own options, the default first
+    "compile": ("on", "off"),
+    "precision": ("highest", "fast"),
+    "weights": ("map", "copy"),
+}
 KINDS = ("auto", "mlx", "jax", "cpu", "gpu", "cuda", "tpu", "host")
 
 

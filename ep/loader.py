@@ -1,4 +1,4 @@
-"""How a file, bytes or a `ModelProto` becomes an `onnx_ir.Model`, without reading its external data."""
+"""How a file, bytes or a `ModelProto` becomes an `onnx_ir.Model`, without reading its weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ep.errors import InvalidModel
-from ep.weights import WeightStore
+from ep.mapping import Content, read_only
+from ep.named_weights import attach
+from ep.weights import WeightStore, directories
+from ep.wire import skeleton
 
 if TYPE_CHECKING:
     import onnx
@@ -19,9 +22,12 @@ MAP_TYPES = "ep.map_types"  # key in `model.graph.meta`: value name → type, wh
 Source = Any  # str | os.PathLike | bytes | onnx.ModelProto
 
 
-def load_model(source: Source) -> tuple[ir.Model, WeightStore, str]:
-    """The model, the store of its weights, and a name for messages; `InvalidModel` says what is wrong with it."""
-    proto, name, directory = _read(source)
+def load_model(source: Source, weights: Any = None, *, copy: bool = False) -> tuple[ir.Model, WeightStore, str]:
+    """The model, the store of its weights, and a name for messages; `InvalidModel` says what is wrong with it.
+
+    `weights` names safetensors files (see `ep.named_weights`); `copy` reads files into memory instead of mapping them.
+    """
+    proto, store, name = _read(source, copy)
     import onnx_ir as ir
 
     _check_envelope(proto, name)
@@ -35,26 +41,39 @@ def load_model(source: Source) -> tuple[ir.Model, WeightStore, str]:
         raise InvalidModel(
             f"{name} is not a valid ONNX graph.", why=_root_cause(error), fix="export the model again."
         ) from error
-    return model, WeightStore(directory), name
+    if weights is not None:
+        attach(model, store, weights, name)
+    return model, store, name
 
 
-def _read(source: Source) -> tuple[onnx.ModelProto, str, Path | None]:
+def _read(source: Source, copy: bool) -> tuple[onnx.ModelProto, WeightStore, str]:
+    """The protobuf without its large tensors, and the store that has them."""
     import onnx
-    from google.protobuf.message import DecodeError
 
     if isinstance(source, onnx.ModelProto):
         proto = onnx.ModelProto()
         proto.CopyFrom(source)
-        return proto, proto.graph.name or "model", None
+        return proto, WeightStore(copy=copy), proto.graph.name or "model"
     if isinstance(source, bytes | bytearray | memoryview):
-        content, name, directory = bytes(source), "model", None
-    elif isinstance(source, str | os.PathLike):
+        content = bytes(source)
+        return _parse(content, "model"), WeightStore(own=content, copy=copy), "model"
+    if isinstance(source, str | os.PathLike):
         path = Path(source)
-        content, name, directory = _content(path), path.name, path.resolve().parent
-    else:
-        raise TypeError(f"load expects a path, bytes or an onnx.ModelProto, not {type(source).__name__}")
+        content = _content(path, copy)
+        return (
+            _parse(content, path.name),
+            WeightStore(directories(path), own=content, name=path.name, copy=copy),
+            path.name,
+        )
+    raise TypeError(f"load expects a path, bytes or an onnx.ModelProto, not {type(source).__name__}")
+
+
+def _parse(content: Content, name: str) -> onnx.ModelProto:
+    import onnx
+    from google.protobuf.message import DecodeError
+
     try:
-        return onnx.ModelProto.FromString(content), name, directory
+        return onnx.ModelProto.FromString(skeleton(content))
     except DecodeError as error:
         raise InvalidModel(
             f"{name} is not an ONNX model: protobuf cannot parse its {len(content)} bytes.",
@@ -63,9 +82,9 @@ def _read(source: Source) -> tuple[onnx.ModelProto, str, Path | None]:
         ) from error
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, copy: bool) -> Content:
     try:
-        return path.read_bytes()
+        return read_only(path, copy=copy)
     except OSError as error:
         raise InvalidModel(
             f"the model file '{path}' cannot be read.",

@@ -109,7 +109,7 @@ def _bound(node: ir.Node, opset: int) -> Step:
     opsets = {} if node.graph is None else dict(node.graph.opset_imports)
     given = [value for value in inputs if value is not None]
     graph = ir.Graph(given, outputs, nodes=[copy], opset_imports=opsets | {node.domain: opset})
-    binder = Binder(ir.Model(graph, ir_version=10), WeightStore(None), drop_aliases=False)
+    binder = Binder(ir.Model(graph, ir_version=10), WeightStore(), drop_aliases=False)
     steps = binder.bind(graph).steps
     if binder.problems:
         raise InvalidModel.from_problems(f"node {node.name!r}", binder.problems)

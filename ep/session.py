@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ep.compile import Context, Counters, Executable, Weights
+from ep.compile import Context, Counters, Executable
+from ep.device_weights import DeviceWeights
 from ep.errors import InvalidInput, UnsupportedModel, did_you_mean
 from ep.feeds import FeedCheck, ValueInfo
 from ep.loader import load_model
@@ -26,6 +27,7 @@ def load(
     source: Any,
     device: str = "auto",
     *,
+    weights: Any = None,
     strict: bool = False,
     options: Mapping[str, Any] | None = None,
     providers: Sequence[Any] | None = None,
@@ -34,10 +36,13 @@ def load(
 
     `source` is a path, the bytes of a model file, or an `onnx.ModelProto`. `device` is `"auto"` (MLX on
     Apple silicon, else JAX's GPU, else JAX's CPU), `"mlx"`, `"jax"`, `"cpu"`, `"gpu"`, `"cuda:0"` or
-    `"host"` (NumPy). `strict=True` refuses a model of which a node would fall back to the host.
-    `options` are namespaced (`"jax.…"`, `"mlx.…"`), beside `"compile": "on" | "off"` and
-    `"precision": "highest" | "fast"` (fast lets JAX multiply float32 in TF32 or bfloat16 on GPUs). `providers` are
-    `ExecutionProvider` objects to use, in this order, instead of `device`.
+    `"host"` (NumPy). `weights` is a `.safetensors` file, a `….safetensors.index.json`, or a list of such files:
+    its tensors become the initializers (and the inputs) of the same names. `strict=True` refuses a model of
+    which a node would fall back to the host. `options` are namespaced (`"jax.…"`, `"mlx.…"`), beside
+    `"compile": "on" | "off"`, `"precision": "highest" | "fast"` (fast lets JAX multiply float32 in TF32 or
+    bfloat16 on GPUs) and `"weights": "map" | "copy"`: files are mapped, so nobody may write into them while
+    the session lives, unless they are copied. `providers` are `ExecutionProvider` objects to use, in this
+    order, instead of `device`.
 
     Raises:
         InvalidModel: the file is missing, damaged or breaks the specification.
@@ -47,7 +52,7 @@ def load(
     >>> session = load("model.onnx")  # doctest: +SKIP
     >>> outputs = session.run(None, {"x": x})  # doctest: +SKIP
     """
-    return InferenceSession(source, device, strict=strict, options=options, providers=providers)
+    return InferenceSession(source, device, weights=weights, strict=strict, options=options, providers=providers)
 
 
 class InferenceSession:
@@ -58,6 +63,7 @@ class InferenceSession:
         source: Any,
         device: str = "auto",
         *,
+        weights: Any = None,
         strict: bool = False,
         options: Mapping[str, Any] | None = None,
         providers: Sequence[Any] | None = None,
@@ -66,9 +72,10 @@ class InferenceSession:
 
         own, configured = split_options(options or {})
         self._providers = tuple(resolve(device, configured) if providers is None else providers)
-        model, store, self._name = load_model(source)
+        model, store, self._name = load_model(source, weights, copy=own.get("weights") == "copy")
         graph = prepare(model, store, self._name)
         self._graph = graph
+        self._store = store
         self._context = self._make_context(graph, eager=own.get("compile", "on") == "off")
         # Overridable initializers are inputs with a default; all others must be fed.
         self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
@@ -85,7 +92,8 @@ class InferenceSession:
 
         backends = {p.name: p.backend for p in self._providers}
         placer = Placer([p for p in self._providers if p.name != HOST], graph.dtypes)
-        return Context(placer, backends, host, {n: Weights(b) for n, b in backends.items()}, Counters(), eager)
+        weights = {name: DeviceWeights(backend, self._store) for name, backend in backends.items()}
+        return Context(placer, backends, host, weights, Counters(), eager)
 
     def _report(self, strict: bool) -> None:
         if self._providers[0].name == HOST:

@@ -1,75 +1,145 @@
-"""Where weights come from: one read-only map per file, one borrowed view per tensor."""
+"""Where do weights come from? One read-only map per file, and one borrowed `DeviceBuffer` per tensor."""
 
 from __future__ import annotations
 
-import mmap
-import os
+import math
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ep.buffer import DeviceBuffer
+from ep.device import DeviceId
 from ep.errors import InvalidModel
+from ep.mapping import Content, address, check_whole, read_only
+from ep.wire import IN_FILE
+
+_MOST_ALIGNMENT = 1 << 14  # an alignment that is promised of a borrowed buffer; a page of Apple silicon
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that holds weights: its name for messages, its bytes, and where they lie in memory."""
+
+    name: str
+    content: Content
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, name: str, content: Content) -> Source:
+        start = address(content)
+        return cls(name, content, start, start + len(content))
 
 
 class WeightStore:
-    """Maps each external data file once and hands out read-only NumPy views into the map.
+    """Hands out borrowed memory of the files that hold a model's weights; nothing is read before it is used.
 
-    Files outside `directory` are refused (absolute paths, `..`, links that lead out), as are ranges past the
-    end of a file. A view keeps its map alive; nothing is read before a view is.
+    External data must lie in or below one of the model's `directories`: absolute paths, `..` and links that lead
+    out are refused, as are ranges past the end of a file. `own` is the model file itself, as bytes or as a map.
+    Arrays and buffers keep their map alive. With `copy`, files are read into memory instead.
     """
 
-    def __init__(self, directory: str | os.PathLike[str] | None) -> None:
-        self._directory = None if directory is None else Path(directory).resolve()
-        self._maps: dict[Path, mmap.mmap | bytes] = {}
+    def __init__(
+        self,
+        directories: tuple[Path, ...] = (),
+        *,
+        own: Content = None,
+        name: str = "model",
+        copy: bool = False,
+    ) -> None:
+        self._directories, self._copy = directories, copy
+        self._sources: dict[str | Path, Source] = {} if own is None else {IN_FILE: Source.of(name, own)}
         self._lock = threading.Lock()
 
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The files that were opened so far."""
+        return tuple(self._sources.values())
+
+    def add(self, path: Path) -> tuple[str, Content]:
+        """Opens a file that the user named; returns the location under which tensors refer to it, and its bytes."""
+        location = f"\0{path.resolve()}"
+        return location, self._open(location, path, str(path), f"the weights file '{path}' cannot be read.").content
+
     def array(self, tensor: Any) -> np.ndarray:
-        """NumPy array of an `onnx_ir` tensor: a view where the bytes allow it, `str` objects for strings."""
+        """NumPy array of an `onnx_ir` tensor: a view where the bytes allow it, `str` objects for strings.
+
+        Raises:
+            InvalidModel: the data do not fit the tensor's shape and dtype, or are not there.
+        """
         import onnx_ir as ir
 
-        if isinstance(tensor, ir.ExternalTensor):
-            return self._external(tensor)
-        if tensor.dtype == ir.DataType.STRING:
-            return strings(tensor.numpy())
-        return tensor.numpy()
+        try:
+            if isinstance(tensor, ir.ExternalTensor):
+                return self._external(tensor)
+            array = tensor.numpy()
+            return strings(array) if tensor.dtype == ir.DataType.STRING else array
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+            raise InvalidModel(
+                f"the data of tensor '{tensor.name}' do not fit its type {_describe(tensor)}.",
+                why=f"{type(error).__name__}: {error}",
+                fix="export the model again.",
+            ) from error
+
+    def buffer(self, tensor: Any) -> DeviceBuffer:
+        """The bytes of an external `onnx_ir` tensor in the file's own memory; the buffer keeps the map alive.
+
+        Raises:
+            InvalidModel: the file is missing, or the tensor does not fit into it.
+        """
+        shape = tuple(int(d) for d in tensor.shape)
+        nbytes = (math.prod(shape) * tensor.dtype.bitwidth + 7) // 8
+        source, offset = self._source(tensor), tensor.offset or 0
+        size = len(source.content)
+        if min(shape, default=0) < 0 or offset < 0 or offset + nbytes > size or (tensor.length or nbytes) != nbytes:
+            raise InvalidModel(
+                f"initializer '{tensor.name}' does not fit its external data file '{source.name}'.",
+                why=f"{_describe(tensor)} needs {nbytes} bytes at offset {offset}; the file has {size} bytes and the "
+                f"model says length={tensor.length}.",
+                fix="copy the data file again, or export the model again; it may be truncated.",
+            )
+        start = (source.start or _MOST_ALIGNMENT) + offset  # an empty file has no address, and none is needed
+        align = min(start & -start, _MOST_ALIGNMENT)
+        return DeviceBuffer.from_borrowed_parts(start, DeviceId.cpu(), nbytes, align, owner=source.content)
 
     def _external(self, tensor: Any) -> np.ndarray:
         import onnx_ir as ir
 
-        shape = tuple(int(d) for d in tensor.shape)
-        offset, size = tensor.offset or 0, tensor.size
-        nbytes = (size * tensor.dtype.bitwidth + 7) // 8
-        content = self._map(tensor.location, tensor.name)
-        if offset < 0 or offset + nbytes > len(content) or (tensor.length or nbytes) != nbytes:
-            raise InvalidModel(
-                f"initializer '{tensor.name}' does not fit its external data file '{tensor.location}'.",
-                why=f"{tensor.dtype.name}{list(shape)} needs {nbytes} bytes at offset {offset}; the file has "
-                f"{len(content)} bytes and the model says length={tensor.length}.",
-                fix="copy the data file again, or export the model again; it may be truncated.",
-            )
+        buffer = self.buffer(tensor)
+        content = buffer.storage("read").read(len(buffer))
         if tensor.dtype.bitwidth < 8:
-            packed = np.frombuffer(content, np.uint8, count=nbytes, offset=offset)
-            return ir.PackedTensor(packed, tensor.dtype, shape=tensor.shape, name=tensor.name).numpy()
-        return np.frombuffer(content, tensor.dtype.numpy(), count=size, offset=offset).reshape(shape)
+            return ir.PackedTensor(content, tensor.dtype, shape=tensor.shape, name=tensor.name).numpy()
+        return content.view(tensor.dtype.numpy()).reshape(tuple(tensor.shape.numpy()))
 
-    def _map(self, location: str, name: str | None) -> mmap.mmap | bytes:
-        path = self._inside(location, name)
-        with self._lock:
-            if path not in self._maps:
-                self._maps[path] = self._open(path, location, name)
-            return self._maps[path]
+    def origin(self, array: np.ndarray) -> tuple[str, int] | None:
+        """File name and offset of an array, or of what it is a view of; `None` if it has memory of its own."""
+        low = array.ctypes.data
+        return next(((s.name, low - s.start) for s in self.sources if s.start <= low < s.stop), None)
+
+    def check_whole(self) -> None:
+        """Raises `InvalidModel` if a file has become shorter since it was opened."""
+        for source in self.sources:
+            check_whole(source.content, source.name)
+
+    def _source(self, tensor: Any) -> Source:
+        location = str(tensor.location)
+        if location in self._sources:
+            return self._sources[location]
+        path = self._inside(location, tensor.name)
+        return self._open(path, path, location, f"external data file '{location}' of '{tensor.name}' cannot be read.")
 
     def _inside(self, location: str, name: str | None) -> Path:
-        if self._directory is None:
+        if not self._directories:
             raise InvalidModel(
                 f"initializer '{name}' lies in the external file '{location}', but the model has no directory.",
                 why="a model given as bytes or as a ModelProto does not say where its data files are.",
                 fix="load the model by its path.",
             )
-        path = (self._directory / location).resolve()
-        if Path(location).is_absolute() or not path.is_relative_to(self._directory):
+        path = (self._directories[0] / location).resolve()
+        if Path(location).is_absolute() or not any(map(path.is_relative_to, self._directories)):
             raise InvalidModel(
                 f"initializer '{name}' points outside the model's directory: '{location}'.",
                 why="external data must lie beside or below the model file; reading elsewhere is unsafe.",
@@ -77,19 +147,28 @@ class WeightStore:
             )
         return path
 
-    @staticmethod
-    def _open(path: Path, location: str, name: str | None) -> mmap.mmap | bytes:
-        try:
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size == 0:
-                    return b""
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise InvalidModel(
-                f"external data file '{location}' of initializer '{name}' cannot be read.",
-                why=str(error.strerror or error),
-                fix="keep the model's data files beside the model under the names that it was saved with.",
-            ) from error
+    def _open(self, key: str | Path, path: Path, name: str, what: str) -> Source:
+        with self._lock:
+            if key not in self._sources:
+                try:
+                    self._sources[key] = Source.of(name, read_only(path, copy=self._copy))
+                except OSError as error:
+                    raise InvalidModel(
+                        what,
+                        why=str(error.strerror or error),
+                        fix="keep the model's data files beside the model under the names that it was saved with, "
+                        "or name the file that has them: ep.load(…, weights=…).",
+                    ) from error
+            return self._sources[key]
+
+
+def directories(path: Path) -> tuple[Path, ...]:
+    """Where the external data of a model file may lie: beside it, and beside the file that it is a link to."""
+    return tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent)))
+
+
+def _describe(tensor: Any) -> str:
+    return f"{tensor.dtype.name}[{', '.join(map(str, tensor.shape))}]"
 
 
 def strings(array: np.ndarray) -> np.ndarray:

@@ -61,7 +61,7 @@ def _backend(device: Any) -> Backend:
 
     from ep.backend import Backend
     from ep.backends.jax import executable, namespace
-    from ep.backends.jax.memory import JaxMemory, borrow
+    from ep.backends.jax.memory import JaxMemory, borrow, obstacle
 
     on_cpu = device.platform == "cpu"
     return Backend(
@@ -75,6 +75,7 @@ def _backend(device: Any) -> Backend:
         scope=_scope(device),
         asarray=namespace.asarray,
         borrow=functools.partial(borrow, device),
+        obstacle=functools.partial(obstacle, device),
         to_numpy=namespace.to_numpy,
         compile=jax.jit,
         is_array=lambda value: isinstance(value, jax.Array),

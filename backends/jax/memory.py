@@ -14,6 +14,7 @@ from ep.errors import InvalidInput, ReadOnlyBuffer
 from ep.memory import aligned, available_on_host, slack
 
 CPU_ALIGNMENT = 64  # XLA adopts host memory from this alignment on
+PACKED = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")  # XLA packs two or four of them into a byte
 GPU_ALIGNMENT = 256  # of every allocation of XLA on a GPU
 
 
@@ -51,13 +52,22 @@ def borrow(device: Any, array: np.ndarray) -> tuple[jax.Array, str | None]:
     result = jax.device_put(array, device, may_alias=True)
     if not array.size or (device.platform == "cpu" and result.unsafe_buffer_pointer() == array.ctypes.data):
         return result, None
+    return result, obstacle(device, array) or f"JAX copied {array.dtype.name} all the same"
+
+
+def obstacle(device: Any, array: np.ndarray) -> str | None:
+    """Return why an array cannot be borrowed, or None."""
+    if not array.size:
+        return None
     if device.platform != "cpu":
-        return result, f"{device} has memory of its own"
+        return f"{device} has memory of its own"
     if not array.flags.c_contiguous:
-        return result, "its elements are not in row-major order"
+        return "its elements are not in row-major order"
+    if array.dtype.name in PACKED:
+        return f"JAX keeps {array.dtype.name} in a form of its own"
     if array.ctypes.data % CPU_ALIGNMENT:
-        return result, f"its address is not a multiple of {CPU_ALIGNMENT}"
-    return result, f"JAX copies {array.dtype.name}"
+        return f"its address is not a multiple of {CPU_ALIGNMENT}"
+    return None
 
 
 class _JaxStorage:

@@ -55,7 +55,7 @@ def _backend(device: Any, note: str) -> Backend:
     from ep.backend import Backend
     from ep.backends.mlx import executable, namespace, overrides, target
     from ep.backends.mlx.dtypes import DTYPES
-    from ep.backends.mlx.memory import MlxMemory, borrow, copy, view
+    from ep.backends.mlx.memory import MlxMemory, borrow, copy, obstacle, view
 
     version = metadata.version("mlx")
     return Backend(
@@ -70,6 +70,7 @@ def _backend(device: Any, note: str) -> Backend:
         scope=_scope(device),
         asarray=copy,
         borrow=borrow,
+        obstacle=obstacle,
         to_numpy=view,
         compile=_trace_only if device == mx.cpu else mx.compile,
         is_array=lambda value: isinstance(value, mx.array),

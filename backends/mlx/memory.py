@@ -42,7 +42,7 @@ def borrow(array: np.ndarray) -> tuple[mx.array, str | None]:
 
     The caller promises that the memory does not change any more. MLX keeps `array` alive.
     """
-    reason = _obstacle(array)
+    reason = obstacle(array)
     if reason is None:
         try:
             return _wrap(array), None
@@ -51,7 +51,8 @@ def borrow(array: np.ndarray) -> tuple[mx.array, str | None]:
     return copy(array), reason
 
 
-def _obstacle(array: np.ndarray) -> str | None:
+def obstacle(array: np.ndarray) -> str | None:
+    """Return why an array cannot be borrowed; None where Metal is asked to."""
     if not mx.metal.is_available():
         return "MLX shares host memory only on Metal"
     if not array.size:
