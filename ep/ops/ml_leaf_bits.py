@@ -39,7 +39,7 @@ def leaf_bits(
     if not trees or None in trees:
         return None
     nodes, width = max(1, *(len(t[0]) for t in trees)), max(len(t[1]) for t in trees)
-    bits = np.uint32 if width <= 32 else np.uint64
+    bits = np.uint32 if width <= 32 and threshold.dtype.itemsize <= 4 else np.uint64
     shape = (nodes, len(trees))
     features, thresholds = np.zeros(shape, np.uint32), np.zeros((*shape, 1), threshold.dtype)
     ruled_out, numbers = np.zeros((child.shape[1], *shape, 1), bits), np.zeros((len(trees), width), np.uint32)
