@@ -120,5 +120,14 @@ from ep.tensor import (
 from ep.tensor import (
     TensorView as TensorView,
 )
+from ep.weight_report import (
+    Weight as Weight,
+)
+from ep.weight_report import (
+    WeightTable as WeightTable,
+)
+from ep.weight_report import (
+    WeightTotals as WeightTotals,
+)
 
 __version__: str

@@ -61,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--save", metavar="FILE.npz", help="write the outputs to a file")
     look = _command(commands, "inspect", inspect_model, "what is in a model, and which provider takes what")
     look.add_argument("model", help="path of an ONNX file")
+    look.add_argument("--weights", action="store_true", help="which weights a device borrows, which it copies, and why")
+    look.add_argument("--device", default="auto", help="the device for --weights: auto, mlx, jax, cpu, … or host")
     _command(commands, "doctor", doctor, "which providers work on this machine, and why others do not")
     show = _command(commands, "demo", demo, "tell the types of files with a published model, on every provider")
     show.add_argument("files", nargs="*", help="files to look at (default: those of this project)")
@@ -126,12 +128,26 @@ def run_model(options: argparse.Namespace) -> int:
 def inspect_model(options: argparse.Namespace) -> int:
     from ep.summary import summarize
 
+    if options.weights:
+        return inspect_weights(options)
     summary = summarize(options.model)
     if options.json:
         print_json(summary.to_dict())
     else:
         print_rich(summary)
     return FAILED if summary.problems else OK
+
+
+def inspect_weights(options: argparse.Namespace) -> int:
+    from ep.session import HostFallbackWarning, load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HostFallbackWarning)
+        weights = load(options.model, options.device).weights
+    if options.json:
+        return print_json(weights.to_dict())
+    print_rich(weights)
+    return OK
 
 
 def doctor(options: argparse.Namespace) -> int:

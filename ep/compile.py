@@ -118,7 +118,17 @@ class Executable:
             self._plan()
 
 
-class HostGroup:
+class OnHost:
+    """What runnables share that hold nothing on a device."""
+
+    def place(self) -> None:
+        """Nothing has to get to a device."""
+
+    def forget(self) -> None:
+        """There is nothing to drop."""
+
+
+class HostGroup(OnHost):
     """Steps that run with NumPy, one after the other."""
 
     def __init__(self, group: Group, constants: Mapping[Any, np.ndarray], context: Context) -> None:
@@ -138,7 +148,7 @@ class HostGroup:
             env[value] = local[value]
 
 
-class ControlGroup:
+class ControlGroup(OnHost):
     """One step that runs eagerly because it reads device values as it goes; its bodies are executables."""
 
     def __init__(self, group: Group, constants: Mapping[Any, np.ndarray], context: Context) -> None:

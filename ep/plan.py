@@ -11,6 +11,7 @@ from typing import Any
 from ep.partition import CONTROL, Group
 from ep.placement import HOST
 from ep.program import walk
+from ep.weight_report import WeightTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Plan:
     nodes: tuple[NodePlacement, ...]
     partitions: tuple[PartitionSummary, ...]
     fallbacks: tuple[NodePlacement, ...]  # nodes that the first provider declined
+    weights: WeightTotals | None = None
 
     def counts(self) -> dict[str, int]:
         """Provider → number of nodes."""
@@ -59,6 +61,7 @@ class Plan:
         counts = ", ".join(f"{count} on {provider}" for provider, count in sorted(self.counts().items()))
         lines = [f"{self.model}: {len(self.nodes)} nodes ({counts or 'all folded'}), {len(self.partitions)} partitions"]
         lines += [f"  {i}: {p.how} on {p.provider}, {p.nodes} nodes" for i, p in enumerate(self.partitions)]
+        lines += [f"  {self.weights}"] if self.weights else []
         lines += [f"  fallback: '{n.node}' ({n.op}) on {n.provider}: {n.reason}" for n in self.fallbacks]
         return "\n".join(lines)
 
@@ -91,6 +94,7 @@ class Plan:
             )
             for i, p in enumerate(self.partitions)
         ]  # fmt: skip
+        summary += f"; {self.weights}" if self.weights else ""
         header = ("#", "provider", "how", "nodes", "inputs", "values compiled in", "outputs", "weights")
         yield summary, header, rows
         grouped: dict[tuple[str, str, str], list[str]] = {}
@@ -106,7 +110,7 @@ def names(items: Any, most: int = 3) -> str:
     return ", ".join(map(str, items[:most])) + (f", … {len(items) - most} more" if len(items) > most else "")
 
 
-def describe_plan(model: str, providers: tuple[str, ...], executable: Any) -> Plan:
+def describe_plan(model: str, providers: tuple[str, ...], executable: Any, weights: WeightTotals | None = None) -> Plan:
     """The plan of an executable, its loop bodies included."""
     nodes: dict[int, NodePlacement] = {}
     partitions: list[PartitionSummary] = []
@@ -114,7 +118,7 @@ def describe_plan(model: str, providers: tuple[str, ...], executable: Any) -> Pl
     first = providers[0]
     bookkeeping = "its integers decide"
     fallbacks = tuple(n for n in nodes.values() if n.provider != first and not n.reason.startswith(bookkeeping))
-    return Plan(model, providers, tuple(nodes.values()), tuple(partitions), fallbacks)
+    return Plan(model, providers, tuple(nodes.values()), tuple(partitions), fallbacks, weights)
 
 
 def _collect(executable: Any, nodes: dict[int, NodePlacement], partitions: list[PartitionSummary]) -> None:

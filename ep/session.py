@@ -17,6 +17,7 @@ from ep.passes import prepare
 from ep.placement import HOST, Placer
 from ep.plan import Plan, describe_plan
 from ep.program import to_host
+from ep.weight_report import WeightTable, describe_weights
 
 
 class HostFallbackWarning(UserWarning):
@@ -98,20 +99,21 @@ class InferenceSession:
     def _report(self, strict: bool) -> None:
         if self._providers[0].name == HOST:
             return
-        fallbacks = self.plan.fallbacks
+        plan = describe_plan(self._name, self.providers, self._executable)
+        fallbacks = plan.fallbacks
         if not fallbacks:
             return
         lines = [f"'{n.node}' ({n.op}): {n.reason}" for n in fallbacks]
         if strict:
             raise UnsupportedModel(
-                f"{len(lines)} of {len(self.plan.nodes)} nodes of {self._name} would run on the host:\n  "
+                f"{len(lines)} of {len(plan.nodes)} nodes of {self._name} would run on the host:\n  "
                 + "\n  ".join(lines),
                 why="strict=True refuses every fallback.",
                 fix="load it without strict=True, or choose another device.",
             )
         shown = "; ".join(lines[:3]) + ("; …" if len(lines) > 3 else "")
         warnings.warn(
-            f"{len(lines)} of {len(self.plan.nodes)} nodes of {self._name} run on the host: {shown} "
+            f"{len(lines)} of {len(plan.nodes)} nodes of {self._name} run on the host: {shown} "
             "(session.plan lists all)",
             HostFallbackWarning,
             stacklevel=4,
@@ -130,7 +132,28 @@ class InferenceSession:
     @property
     def plan(self) -> Plan:
         """Per node the provider and the reason, per partition what enters and leaves."""
-        return describe_plan(self._name, self.providers, self._executable)
+        return describe_plan(self._name, self.providers, self._executable, self.weights.totals)
+
+    @property
+    def weights(self) -> WeightTable:
+        """Per weight whether the device borrows the file's memory or has a copy, and why. Nothing is read."""
+        return describe_weights(self._name, self._executable, self._context)
+
+    def hibernate(self) -> None:
+        """Drops device copies of weights and all compiled code, and keeps the plan. The next run makes both again.
+
+        Weights that were computed at load stay; those of files are read from there again.
+        """
+        for _, runnable in self._executable.every():
+            runnable.forget()
+        for weights in self._context.weights.values():
+            weights.drop()
+
+    def wake(self) -> None:
+        """Brings the weights to the device, before a run would; after `hibernate`, or after `load`."""
+        with self._backend.scope():
+            for _, runnable in self._executable.every():
+                runnable.place()
 
     @property
     def counters(self) -> Counters:
