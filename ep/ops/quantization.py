@@ -195,29 +195,30 @@ def integer_conv(
     windows = place(x.shape[2:], kernel_shape or w.shape[2:], strides, dilations, pads, auto_pad)
     x = _minus(xp, x, x_zero, np.float32)
     w = _minus(xp, w, along(xp, w_zero, 0, w.ndim), np.float32)
-    return _exact_conv(xp, windows.padded(xp, x, 0), w, windows.strides, windows.dilations, group)
+    return _exact_conv(xp, x, w, windows.strides, windows.pads, windows.dilations, group)
 
 
-def _exact_conv(xp: Any, x: Any, w: Any, strides: Any, dilations: Any, group: int) -> Any:
+def _exact_conv(xp: Any, x: Any, w: Any, strides: Any, pads: Any, dilations: Any, group: int) -> Any:
     """Halves the weights along their longest inner axis until no sum can leave what float32 holds exactly."""
     if math.prod(w.shape[1:]) <= EXACT:
-        none = [(0, 0)] * len(strides)
-        return xp.astype(xp.conv(x, w, strides, none, dilations, group), np.int32)
+        return xp.astype(xp.conv(x, w, strides, pads, dilations, group), np.int32)
     axis = max(range(1, w.ndim), key=lambda i: w.shape[i])
+    if axis > 1:
+        x, pads = xp.pad(x, [(0, 0), (0, 0), *pads]), [(0, 0)] * len(strides)
     half = w.shape[axis] // 2
-    parts = [slice(0, half), slice(half, w.shape[axis])]
-    total = [
+    first, second = (
         _exact_conv(
             xp,
             _read(xp, x, w, axis, part, strides, dilations, group),
             w[at(axis, part)],
             strides,
+            pads,
             dilations,
             group,
         )
-        for part in parts
-    ]
-    return total[0] + total[1]
+        for part in (slice(0, half), slice(half, w.shape[axis]))
+    )
+    return first + second
 
 
 def _read(xp: Any, x: Any, w: Any, axis: int, part: slice, strides: Any, dilations: Any, group: int) -> Any:
