@@ -44,6 +44,12 @@ from ep.kernel import (
 from ep.kernel import (
     KernelMatch as KernelMatch,
 )
+from ep.packing import (
+    Packed as Packed,
+)
+from ep.packing import (
+    pack as pack,
+)
 from ep.plan import Plan as Plan
 from ep.provider import (
     EpConfig as EpConfig,

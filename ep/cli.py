@@ -1,4 +1,4 @@
-"""The command line: `ep run | inspect | doctor | demo`.
+"""The command line: `ep run | inspect | pack | doctor | demo`.
 
 Exit codes: 0 all went well; 1 the model, or its run, failed; 2 the arguments are wrong; 3 a provider or a
 package that the command needs is not available.
@@ -63,6 +63,13 @@ def parser() -> argparse.ArgumentParser:
     look.add_argument("model", help="path of an ONNX file")
     look.add_argument("--weights", action="store_true", help="which weights a device borrows, which it copies, and why")
     look.add_argument("--device", default="auto", help="the device for --weights: auto, mlx, jax, cpu, … or host")
+    pack = _command(commands, "pack", pack_model, "write a model again so that every weight can be borrowed")
+    pack.add_argument("model", help="path of an ONNX file")
+    pack.add_argument("out", help="path of the new model, or a folder for it; its data files are written beside it")
+    pack.add_argument("--format", choices=("safetensors", "external"), default="safetensors", help="of the data files")
+    pack.add_argument("--weights", action="append", metavar="FILE", help="safetensors files with the model's weights")
+    pack.add_argument("--no-fold", action="store_true", help="keep nodes whose results are constant")
+    pack.add_argument("--shard", type=_bytes, metavar="SIZE", help="spread more data than this over files: 2GB, 500MB")
     _command(commands, "doctor", doctor, "which providers work on this machine, and why others do not")
     show = _command(commands, "demo", demo, "tell the types of files with a published model, on every provider")
     show.add_argument("files", nargs="*", help="files to look at (default: those of this project)")
@@ -89,6 +96,15 @@ def _dim(text: str) -> tuple[str, int]:
     if not separator or not name or not size.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=N")
     return name, int(size)
+
+
+def _bytes(text: str) -> int:
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "": 1}
+    number = text.rstrip("KMGiBkmgb")
+    unit = text[len(number) :].upper()
+    if not number.isdecimal() or not int(number) or unit not in units:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 500MB or 2GiB")
+    return int(number) * units[unit]
 
 
 def _count(text: str) -> int:
@@ -147,6 +163,29 @@ def inspect_weights(options: argparse.Namespace) -> int:
     if options.json:
         return print_json(weights.to_dict())
     print_rich(weights)
+    return OK
+
+
+def pack_model(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ep.packing import pack
+
+    with Progress(console=Console(stderr=True), transient=True, disable=options.json) as bar:
+        task = bar.add_task("writing", total=None)
+        packed = pack(
+            options.model,
+            options.out,
+            format=options.format,
+            weights=options.weights,
+            fold=not options.no_fold,
+            shard_bytes=options.shard,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if options.json:
+        return print_json(packed.to_dict())
+    print_rich(str(packed))
     return OK
 
 

@@ -27,10 +27,9 @@ def load_model(source: Source, weights: Any = None, *, copy: bool = False) -> tu
 
     `weights` names safetensors files (see `ep.named_weights`); `copy` reads files into memory instead of mapping them.
     """
-    proto, store, name = _read(source, copy)
+    proto, store, name = read_proto(source, weights, copy=copy)
     import onnx_ir as ir
 
-    _check_envelope(proto, name)
     _densify(proto.graph)
     maps = _take_map_types(proto.graph)
     try:
@@ -41,9 +40,16 @@ def load_model(source: Source, weights: Any = None, *, copy: bool = False) -> tu
         raise InvalidModel(
             f"{name} is not a valid ONNX graph.", why=_root_cause(error), fix="export the model again."
         ) from error
-    if weights is not None:
-        attach(model, store, weights, name)
     return model, store, name
+
+
+def read_proto(source: Source, weights: Any = None, *, copy: bool = False) -> tuple[onnx.ModelProto, WeightStore, str]:
+    """As `load_model`, but the protobuf: its large tensors are external data of the store."""
+    proto, store, name = _read(source, copy)
+    _check_envelope(proto, name)
+    if weights is not None:
+        attach(proto, store, weights, name)
+    return proto, store, name
 
 
 def _read(source: Source, copy: bool) -> tuple[onnx.ModelProto, WeightStore, str]:

@@ -13,12 +13,13 @@ from ep.safetensors import AS_BYTES, DTYPES, Entry, parse, shards
 from ep.weights import WeightStore
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir as ir
 
 Weights = Any  # str | os.PathLike, or several of them
 
 
-def attach(model: ir.Model, store: WeightStore, weights: Weights, name: str) -> None:
+def attach(proto: onnx.ModelProto, store: WeightStore, weights: Weights, name: str) -> None:
     """Gives the initializers, and the inputs, that the files name, the data of these files.
 
     An input that gets data is no input any more. Tensors that the model does not know are left alone, but one at
@@ -28,17 +29,23 @@ def attach(model: ir.Model, store: WeightStore, weights: Weights, name: str) -> 
         InvalidModel: a file is damaged, or a tensor has another shape or dtype than the model says.
     """
     found = _collect(store, weights)
-    known = {v.name or "": v for v in (*model.graph.inputs, *model.graph.initializers.values())}
+    graph = proto.graph
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    inputs = {value.name: value for value in graph.input if value.name not in initializers}
     problems = []
-    for tensor, (location, entry) in found.items():
-        value = known.get(tensor)
-        if value is not None:
-            problems += _assign(model.graph, value, location, entry)
+    for tensor in initializers.keys() & found.keys():
+        problems += _assign(initializers[tensor], *found[tensor])
+    for tensor in [value for value in inputs if value in found]:
+        declared, problem = _declared(inputs[tensor], found[tensor][1])
+        problems += problem or _assign(declared, *found[tensor])
+        graph.initializer.append(declared)
+        graph.input.remove(inputs[tensor])
     if problems:
         raise InvalidModel.from_problems(
             name, problems, why="the weights are not those of this model.", fix="use the weights it was exported with."
         )
-    if found and not known.keys() & found.keys():
+    known = initializers.keys() | inputs.keys()
+    if found and not known & found.keys():
         first = next(iter(found))
         raise InvalidModel(
             f"none of the {len(found)} tensors of {_names(weights)} is a weight of {name}.",
@@ -75,37 +82,48 @@ def _files(weights: Weights) -> Iterator[tuple[Path, Iterable[str]]]:
             yield path, ()
 
 
-def _assign(graph: ir.Graph, value: ir.Value, location: str, entry: Entry) -> list[str]:
-    """What is wrong, if anything is."""
+def _assign(tensor: onnx.TensorProto, location: str, entry: Entry) -> list[str]:
+    """Lets a tensor refer to the file; returns what is wrong, if anything is."""
     import onnx_ir as ir
 
-    declared = value.const_value
-    dtype = value.dtype if declared is None else declared.dtype
-    shape = _static(value.shape) if declared is None else tuple(declared.shape.numpy())
-    if shape is None:
-        shape = entry.shape
-    problem = None if dtype is None else _mismatch(dtype, shape, entry)
-    if dtype is None or problem:
-        return [f"'{value.name}' is {problem or f'{entry.dtype} in the file, and has no dtype in the model'}"]
-    value.const_value = ir.ExternalTensor(
-        location, entry.offset, entry.nbytes, dtype, shape=ir.Shape(shape), name=value.name or ""
-    )
-    if declared is None:
-        graph.inputs.remove(value)
-        graph.register_initializer(value)
+    known = tensor.data_type in {int(dtype) for dtype in ir.DataType}
+    dtype = ir.DataType(tensor.data_type if known else 0)
+    problem = _mismatch(dtype, tuple(tensor.dims), entry)
+    if problem:
+        return [f"'{tensor.name}' is {problem}"]
+    refer(tensor, location, entry.offset, entry.nbytes)
     return []
 
 
-def _static(shape: Any) -> tuple[int, ...] | None:
-    sizes = () if shape is None else tuple(shape)
-    return None if shape is None or not all(isinstance(d, int) for d in sizes) else sizes
+def refer(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Lets a tensor have its data in a range of a file."""
+    for field in ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data", "external_data"):
+        tensor.ClearField(field)
+    tensor.data_location = tensor.EXTERNAL
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def _declared(value: onnx.ValueInfoProto, entry: Entry) -> tuple[onnx.TensorProto, list[str]]:
+    """An initializer without data for an input; dimensions that the model does not know are the file's."""
+    import onnx
+
+    declared = value.type.tensor_type
+    tensor = onnx.TensorProto(name=value.name, data_type=declared.elem_type)
+    dims = declared.shape.dim if declared.HasField("shape") else [None] * len(entry.shape)
+    fits = len(dims) == len(entry.shape)
+    if fits:
+        tensor.dims.extend(
+            d.dim_value if d is not None and d.HasField("dim_value") else size
+            for d, size in zip(dims, entry.shape, strict=True)
+        )
+    return tensor, [] if fits else [f"'{value.name}' has {len(entry.shape)} dimensions in the file, not {len(dims)}"]
 
 
 def _mismatch(dtype: ir.DataType, shape: tuple[int, ...], entry: Entry) -> str | None:
     packed = entry.dtype in ("U8", "I8") and dtype.name in AS_BYTES
-    same_bytes = entry.nbytes == (math.prod(shape) * dtype.bitwidth + 7) // 8
-    fits = same_bytes if packed else dtype.name in DTYPES[entry.dtype][1] and shape == entry.shape
-    if fits:
+    fits = packed or (dtype.name in DTYPES[entry.dtype][1] and shape == entry.shape)
+    if fits and entry.nbytes == (math.prod(shape) * dtype.bitwidth + 7) // 8:
         return None
     return f"{entry.dtype}{list(entry.shape)} in the file, and {dtype.name}{list(shape)} in the model"
 

@@ -10,6 +10,7 @@ import numpy as np
 from ep.binding import Binder, BoundGraph, captures
 from ep.bodies import InlineBody
 from ep.errors import EpError, InvalidModel, UnsupportedModel
+from ep.partition import EMBEDDED_BYTES
 from ep.program import Runner, Step
 from ep.registry import OPS, normal_domain
 from ep.string_labels import split_string_labels
@@ -199,10 +200,14 @@ def evaluate_constant(step: Step, constants: dict[Any, Any], runner: Runner) -> 
 
 
 def fold_body(body: InlineBody, outer: dict[Any, Any]) -> InlineBody:
+    """The body with constants folded. Large ones move to the graph around it, whose weights are arguments."""
     known = {v: outer[v] for v in body.captures if v in outer} | body.constants
     steps = fold_steps(body.steps, known)
     read = {v for step in steps for v in step.reads()} | set(body.outputs)
     own = {v: a for v, a in known.items() if v in read and v not in outer}
+    large = {v: a for v, a in own.items() if a.nbytes > EMBEDDED_BYTES and a.dtype.kind != "O"}
+    outer.update(large)
+    own = {v: a for v, a in own.items() if v not in large}
     return InlineBody(
         body.name, body.inputs, body.outputs, tuple(steps), captures(steps, (*body.inputs, *own), body.outputs), own,
         body.declared,

@@ -162,12 +162,11 @@ def test_a_changed_file_is_mapped_anew(tmp_path, accelerator):
 def test_computed_weights_are_held_once(tmp_path, accelerator):
     """What was made at load leaves the host's memory when the device has it: both look at the same bytes."""
     session = ep.load(save(tmp_path, 64), accelerator)
-    first = weakref.ref(session.weights["hf"].array)
+    first, address = weakref.ref(session.weights["hf"].array), session.weights["hf"].array.ctypes.data
     run(session)
     gc.collect()
     weight = session.weights["hf"]
-    if pointer_of_any(weight.device_array) != (first() is not None and first().ctypes.data):  # not adopted
-        assert first() is None
+    assert first() is None or pointer_of_any(weight.device_array) == address  # JAX adopts what happens to be aligned
     assert pointer_of_any(weight.device_array) == weight.array.ctypes.data
     np.testing.assert_array_equal(weight.array, arrays()["h"].astype(np.float32))
 
