@@ -61,6 +61,7 @@ def _backend(device: Any) -> Backend:
 
     from ep.backend import Backend
     from ep.backends.jax import executable, namespace
+    from ep.backends.jax.layout import sink_transposes
     from ep.backends.jax.memory import JaxMemory, borrow, obstacle
 
     on_cpu = device.platform == "cpu"
@@ -77,7 +78,7 @@ def _backend(device: Any) -> Backend:
         borrow=functools.partial(borrow, device),
         obstacle=functools.partial(obstacle, device),
         to_numpy=namespace.to_numpy,
-        compile=jax.jit,
+        compile=(lambda function: jax.jit(sink_transposes(function))) if on_cpu else jax.jit,
         is_array=lambda value: isinstance(value, jax.Array),
         start=lambda arrays: None,  # JAX starts by itself
         block=jax.block_until_ready,
