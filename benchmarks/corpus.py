@@ -127,7 +127,7 @@ def worker(job: dict[str, Any]) -> None:
 
 def spawn(job: dict[str, Any]) -> dict[str, Any]:
     """Runs a job in its own process; a crash becomes an error of the result."""
-    settings = os.environ | thread_settings(job["threads"]) | {"EP_CORPUS": str(CORPUS)}
+    settings = os.environ | thread_settings(job["threads"]) | {"EP_CORPUS": str(CORPUS), "EP_CONTEXT_CACHE": "off"}
     if (CORPUS / "locale").is_dir():
         settings.setdefault("LOCPATH", str(CORPUS / "locale"))  # onnxruntime's StringNormalizer wants en_US
     command = [sys.executable, __file__, "--worker", json.dumps(job)]

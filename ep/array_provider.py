@@ -83,7 +83,8 @@ class ArrayProvider(ExecutionProvider):
         if precision not in PRECISIONS:
             raise InvalidInput(f"{self.name}.precision is {precision!r}.", fix="use 'highest' or 'fast'.")
         if precision == "highest" and self.backend.precise is not None and not self._ready:
-            self.backend = replace(self.backend, scope=_both(self.backend.scope, self.backend.precise))
+            scope, fingerprint = _both(self.backend.scope, self.backend.precise), self.backend.fingerprint
+            self.backend = replace(self.backend, scope=scope, fingerprint=f"{fingerprint} / precision {precision}")
         self._limit = None if limit is None else int(limit)
         self._ready = True
 
@@ -275,11 +276,11 @@ class ArrayProvider(ExecutionProvider):
         return compiled
 
     def context_source_keys(self) -> Sequence[str]:
-        return (f"ep.{self.name}",) if self.backend.serialize else ()
+        return (f"ep.{self.name}",) if self.backend.ahead else ()
 
     def save_context(self) -> EpContext:
         backend, last = self.backend, self._last
-        if backend.serialize is None:
+        if backend.ahead is None:
             raise UnsupportedContext(self.name)
         if last is None or last.specs is None:
             raise ExecutionError(
@@ -288,7 +289,7 @@ class ArrayProvider(ExecutionProvider):
                 fix="compile a partition and call the function once before saving.",
             )
         with backend.scope():
-            data = stored.pack(last.specs, backend.serialize(last.fn, last.specs))
+            data = stored.store(backend, last.fn, last.specs)
         return EpContext(self.name, backend.version, data, device_fingerprint=backend.fingerprint)
 
     def load_context(self, ctx: EpContext) -> Callable[..., tuple[Any, ...]]:

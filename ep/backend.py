@@ -15,7 +15,12 @@ from ep.memory import Memory
 from ep.registry import OpKey, Overrides
 
 Function = Callable[..., Any]
+Code = Callable[[], bytes]  # the stored form of a compiled function, or `NotStorable`
 Specs = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]  # shape and dtype of each argument
+
+
+class NotStorable(Exception):
+    """A compiled function has no form that can be stored; the text says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +45,10 @@ class Backend:
     block: Callable[[Sequence[Any]], Any]  # waits until the arrays are computed
     synchronize: Callable[[], Any]  # waits for all work on the device
     overrides: Overrides | None = None
-    serialize: Callable[[Function, Specs], bytes] | None = None  # compiles a function for these arguments
-    deserialize: Callable[[bytes], Function] | None = None
+    ahead: Callable[[Function, Specs], tuple[Function, Code]] | None = None  # compiles for these arguments, and stores
+    # The function of stored code; where that cannot run in some thread, the other one, which it was made from, may.
+    deserialize: Callable[[bytes, Function | None], Function] | None = None
+    checks_stored: bool = False  # stored code is another form of the function: its results are compared first
     is_host: bool = False  # NumPy: runs what only the host can, strings among it
     narrows: frozenset[np.dtype[Any]] = frozenset()  # dtypes that lose width outside `scope`
     takes_numpy: bool = False  # compiled functions take NumPy arrays, and faster than `asarray` does

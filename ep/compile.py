@@ -8,7 +8,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from ep.bodies import Declared, InlineBody
 from ep.device_weights import DeviceWeights
 from ep.errors import EpError, ExecutionError
+from ep.library import Library
 from ep.partition import CONTROL, Group, partition
 from ep.placement import HOST, Facts, Placement, Placer
 from ep.program import Runner, Step, Untraceable, describe, to_host, walk
@@ -27,10 +28,12 @@ MAX_SIGNATURES = 128  # compiled callables kept per group; the least recently us
 
 @dataclass
 class Counters:
-    """What compiling cost: signatures found (`hits`) and compiled (`misses`), calls run uncompiled, seconds."""
+    """What compiling cost: signatures found (`hits`), compiled (`misses`) and taken from a context or the cache
+    (`loaded`), calls run uncompiled, and the seconds that compiling took."""
 
     hits: int = 0
     misses: int = 0
+    loaded: int = 0
     eager: int = 0
     compile_seconds: float = 0.0
 
@@ -45,6 +48,7 @@ class Context:
     weights: Mapping[str, DeviceWeights]
     counters: Counters
     eager: bool = False
+    library: Library = field(default_factory=Library)
 
     def runner(self, provider: str, on_host: frozenset[int] = frozenset()) -> Runner:
         backend = self.backends[provider]
@@ -218,6 +222,7 @@ class CompiledGroup:
         self.cache: OrderedDict[Any, Callable[..., tuple[Any, ...]]] = OrderedDict()
         self.random = any(step.lowering.random for step in walk(group.steps))  # each call then gets a seed
         self.variants: Counter[Any] = Counter()  # shapes → how many host values were compiled for them
+        self.identity: str | None = None  # `ep.identity.group_digest`, once it is known
         self._lock = threading.Lock()
         self._weights: list[Any] | None = None
 
@@ -264,16 +269,22 @@ class CompiledGroup:
             counters.eager += 1
             return self._trace(host, [*map(self.backend.enter, arguments), *weights])
         started = time.perf_counter()
-        function = self.backend.compile(lambda *values: self._trace(host, values))
-        results = self._guarded(function, arguments, weights)
-        counters.misses += 1
-        counters.compile_seconds += time.perf_counter() - started
+        function, results, stored = self._guarded(lambda *values: self._first(host, values), arguments, weights)
+        if stored:
+            counters.loaded += 1
+        else:
+            counters.misses += 1
+            counters.compile_seconds += time.perf_counter() - started
         with self._lock:
             self.cache[key] = function
             self.variants[shapes] += bool(host)
             if len(self.cache) > MAX_SIGNATURES:
                 self.cache.popitem(last=False)
         return results
+
+    def _first(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Callable[..., Any], Any, bool]:
+        """A function for these arguments, its results, and whether it was stored; else it is newly compiled."""
+        return self.context.library.first(self, host, values, lambda *traced: self._trace(host, traced))
 
     def _touch(self, key: Any) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ep import context_options
 from ep.errors import BackendUnavailable, InvalidInput, did_you_mean
 
 CHOICES = {  # of the session's own options, the default first
@@ -14,21 +15,22 @@ CHOICES = {  # of the session's own options, the default first
     "precision": ("highest", "fast"),
     "weights": ("map", "copy"),
 }
+OWN = (*CHOICES, *context_options.KEYS)
 KINDS = ("auto", "mlx", "jax", "cpu", "gpu", "cuda", "tpu", "host")
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """The session's own options (no namespace) and those of providers (`"jax.…"`), as strings."""
-    own = {k: str(v) for k, v in options.items() if "." not in k}
-    configured = {k: str(v) for k, v in options.items() if "." in k}
+    """The session's own options and those of providers (`"jax.…"`), as strings."""
+    own = {k: str(v) for k, v in options.items() if k in OWN or "." not in k}
+    configured = {k: str(v) for k, v in options.items() if k not in own}
     for key, value in own.items():
-        if key not in CHOICES:
+        if key not in OWN:
             raise InvalidInput(
-                f"unknown option '{key}'.{did_you_mean(key, CHOICES)}",
-                why=f"a session's own options are {', '.join(CHOICES)}; those of providers are 'provider.option'.",
+                f"unknown option '{key}'.{did_you_mean(key, OWN)}",
+                why=f"a session's own options are {', '.join(OWN)}; those of providers are 'provider.option'.",
                 fix="remove the option, or give it its provider's namespace.",
             )
-        if value not in CHOICES[key]:
+        if value not in CHOICES.get(key, (value,)):
             raise InvalidInput(f"option '{key}' is '{value}'.", fix=f"use {' or '.join(map(repr, CHOICES[key]))}.")
     if "precision" in own:
         configured = {f"{name}.precision": own["precision"] for name in ("jax", "mlx", "cpu")} | configured

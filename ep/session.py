@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 
 from ep.compile import Context, Counters, Executable
+from ep.context_cache import open_cache
+from ep.context_options import ContextOptions
 from ep.device_weights import DeviceWeights
 from ep.errors import InvalidInput, UnsupportedModel, did_you_mean
 from ep.feeds import FeedCheck, ValueInfo
+from ep.library import Library
 from ep.loader import load_model
 from ep.passes import prepare
 from ep.placement import HOST, Placer
@@ -42,7 +45,9 @@ def load(
     which a node would fall back to the host. `options` are namespaced (`"jax.…"`, `"mlx.…"`), beside
     `"compile": "on" | "off"`, `"precision": "highest" | "fast"` (fast lets JAX multiply float32 in TF32 or
     bfloat16 on GPUs) and `"weights": "map" | "copy"`: files are mapped, so nobody may write into them while
-    the session lives, unless they are copied. `providers` are `ExecutionProvider` objects to use, in this
+    the session lives, unless they are copied. `"context.cache": "auto" | a directory | "off"` says where compiled
+    code waits for the next process; `"trust_native": True` runs the compiled code that a context model brings,
+    which is as safe as running a program from there. `providers` are `ExecutionProvider` objects to use, in this
     order, instead of `device`.
 
     Raises:
@@ -77,7 +82,9 @@ class InferenceSession:
         graph = prepare(model, store, self._name)
         self._graph = graph
         self._store = store
-        self._context = self._make_context(graph, eager=own.get("compile", "on") == "off")
+        self._options = ContextOptions.of(own)
+        library = Library(open_cache(self._options.cache))
+        self._context = self._make_context(graph, library, eager=own.get("compile", "on") == "off")
         # Overridable initializers are inputs with a default; all others must be fed.
         self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
         self.outputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.declared_outputs)
@@ -88,13 +95,13 @@ class InferenceSession:
         self._backend = self._providers[0].backend
         self._report(strict)
 
-    def _make_context(self, graph: Any, eager: bool) -> Context:
+    def _make_context(self, graph: Any, library: Library, eager: bool) -> Context:
         import ep.host_namespace as host
 
         backends = {p.name: p.backend for p in self._providers}
         placer = Placer([p for p in self._providers if p.name != HOST], graph.dtypes)
         weights = {name: DeviceWeights(backend, self._store) for name, backend in backends.items()}
-        return Context(placer, backends, host, weights, Counters(), eager)
+        return Context(placer, backends, host, weights, Counters(), eager, library)
 
     def _report(self, strict: bool) -> None:
         if self._providers[0].name == HOST:
@@ -157,7 +164,7 @@ class InferenceSession:
 
     @property
     def counters(self) -> Counters:
-        """Signatures found and compiled, and the seconds that compiling took."""
+        """Signatures found, compiled, and loaded as stored code; and the seconds that compiling took."""
         return self._context.counters
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:

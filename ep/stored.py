@@ -1,40 +1,34 @@
-"""What does the data of a saved context hold? The arguments that the function takes, then the library's code.
+"""What does the data of an `EpContext` hold? A container with the code of one function, and its arguments.
 
-Stored code is fixed to shapes and dtypes, but that of XLA accepts any bytes of the right number.
+Stored code is fixed to shapes and dtypes, but that of XLA accepts any bytes of the right number: they are checked.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ep.backend import Backend, Specs
-from ep.errors import InvalidInput, InvalidModel
-
-_LENGTH = struct.Struct("<I")
-Arguments = list[tuple[tuple[int, ...], str]]  # shape and dtype name of each
-
-
-def pack(specs: Specs, code: bytes) -> bytes:
-    """Return the data of a context."""
-    header = json.dumps([[shape, dtype.name] for shape, dtype in specs]).encode()
-    return _LENGTH.pack(len(header)) + header + code
+from ep.backend import Backend, NotStorable, Specs
+from ep.container import Code, Container, Spec, damaged, pack, unpack
+from ep.errors import InvalidInput, UnsupportedContext
+from ep.identity import function_key
+from ep.library import specs_of, written
 
 
-def unpack(data: bytes) -> tuple[Arguments, bytes]:
-    """Return the arguments and the code of a context.
+def store(backend: Backend, fn: Callable[..., Any], specs: Specs) -> bytes:
+    """Compile a function for these arguments, and return the data of a context.
 
     Raises:
-        InvalidModel: the data are damaged.
+        UnsupportedContext: the library cannot store this function.
     """
+    assert backend.ahead is not None
     try:
-        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-        header = json.loads(data[_LENGTH.size : end])
-        return [(tuple(map(int, shape)), str(name)) for shape, name in header], data[end:]
-    except (struct.error, ValueError, TypeError) as cause:
-        raise damaged(cause) from cause
+        code = backend.ahead(fn, specs)[1]()
+    except NotStorable as why:
+        raise UnsupportedContext(backend.name, f"{why}.") from why
+    key = function_key("", backend.fingerprint, specs, ())
+    held = Code(key, written(specs), code)
+    return pack(Container(f"ep.{backend.name}", backend.version, backend.fingerprint, codes=(held,)))
 
 
 def load(backend: Backend, data: bytes) -> Callable[..., tuple[Any, ...]]:
@@ -42,13 +36,17 @@ def load(backend: Backend, data: bytes) -> Callable[..., tuple[Any, ...]]:
 
     Raises:
         InvalidModel: the data are damaged.
+        UnsupportedContext: they hold no code.
     """
-    wanted, code = unpack(data)
+    held = unpack(data)
+    if len(held.codes) != 1:
+        raise UnsupportedContext(backend.name, f"the context holds {len(held.codes)} functions; one is needed.")
+    wanted = held.codes[0].arguments
     assert backend.deserialize is not None
     try:
-        function = backend.deserialize(code)
+        function = backend.deserialize(bytes(held.codes[0].code), None)
     except (RuntimeError, ValueError) as cause:
-        raise damaged(cause) from cause
+        raise damaged("a context", f"{type(cause).__name__}: {cause}") from cause
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         check(backend, wanted, arrays)
@@ -57,11 +55,10 @@ def load(backend: Backend, data: bytes) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
-def check(backend: Backend, wanted: Arguments, arrays: Sequence[Any]) -> None:
+def check(backend: Backend, wanted: Sequence[Spec], arrays: Sequence[Any]) -> None:
     """Raise `InvalidInput` unless the arrays have these shapes and dtypes."""
-    dtype_of = backend.xp.dtype_of
-    given = [(tuple(array.shape), dtype_of(array).name) for array in arrays]
-    if given != wanted:
+    given = written(specs_of(backend, arrays) or ())
+    if given != tuple(wanted):
         raise InvalidInput(
             f"the stored function does not take ({_describe(given)}).",
             why=f"it was compiled for ({_describe(wanted)}).",
@@ -69,14 +66,5 @@ def check(backend: Backend, wanted: Arguments, arrays: Sequence[Any]) -> None:
         )
 
 
-def _describe(arguments: Arguments) -> str:
+def _describe(arguments: Sequence[Spec]) -> str:
     return ", ".join(f"{name}{list(shape)}" for shape, name in arguments)
-
-
-def damaged(cause: Exception) -> InvalidModel:
-    """Return the error for data that are no context."""
-    return InvalidModel(
-        "a stored context cannot be read.",
-        why=f"{type(cause).__name__}: {cause}",
-        fix="the file is damaged, or another version wrote it: save the context again.",
-    )

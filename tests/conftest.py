@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import sys
 from collections import Counter, defaultdict
 from typing import Any
 
 import onnx
 import pytest
+
+os.environ["EP_CONTEXT_CACHE"] = "off"  # tests of the cache name a directory of their own; none writes to the user's
 
 LIBRARIES = {"jax": "jax", "mlx": "mlx", "host": "numpy"}  # device → what must be installed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,7 +84,7 @@ def _backend(device: Any) -> Backend:
         start=lambda arrays: None,  # JAX starts by itself
         block=jax.block_until_ready,
         synchronize=_synchronize,
-        serialize=functools.partial(executable.serialize, device),
+        ahead=functools.partial(executable.ahead, device),
         deserialize=functools.partial(executable.deserialize, device),
         narrows=_WIDE,
         takes_numpy=True,
@@ -121,10 +122,15 @@ def _fingerprint(device: Any) -> str:
     """Name what an executable depends on; on the CPU, XLA uses every instruction that the machine has."""
     import jaxlib
 
-    parts = [f"jaxlib {jaxlib.__version__}", device.platform, device.device_kind, platform.machine()]
-    if device.platform == "cpu":
-        parts.append(_cpu_features())
-    return " / ".join(parts)
+    facts = {
+        "jaxlib": jaxlib.__version__,
+        "platform": device.platform,
+        "device": device.device_kind,
+        "machine": platform.machine(),
+        "features": _cpu_features() if device.platform == "cpu" else device.client.platform_version.replace("\n", " "),
+        "flags": hashlib.sha256(os.environ.get("XLA_FLAGS", "").encode()).hexdigest()[:12],
+    }
+    return " / ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def _cpu_features() -> str:

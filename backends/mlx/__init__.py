@@ -57,12 +57,13 @@ def _backend(device: Any, note: str) -> Backend:
     from ep.backends.mlx.dtypes import DTYPES
     from ep.backends.mlx.memory import MlxMemory, borrow, copy, obstacle, view
 
-    version = metadata.version("mlx")
+    version, on_cpu = metadata.version("mlx"), device == mx.cpu
+    compile_ = _trace_only if on_cpu else mx.compile
     return Backend(
         name="mlx",
         version=version,
         device=DeviceId(DeviceType.MLX),
-        fingerprint=f"mlx {version} / {device} / {platform.machine()}",
+        fingerprint=_fingerprint(version, device),
         xp=namespace,
         # Metal has no float64, and MLX's on the CPU is single precision inside exp, sin, erf and others.
         dtypes=frozenset(DTYPES) - {np.dtype(np.float64)},
@@ -72,19 +73,28 @@ def _backend(device: Any, note: str) -> Backend:
         borrow=borrow,
         obstacle=obstacle,
         to_numpy=view,
-        compile=_trace_only if device == mx.cpu else mx.compile,
+        compile=compile_,
         is_array=lambda value: isinstance(value, mx.array),
         start=lambda arrays: mx.async_eval(*arrays),
         block=lambda arrays: mx.eval(*arrays),
         synchronize=mx.synchronize,
         overrides=overrides.OVERRIDES,
         remark=target.remark,
-        serialize=executable.serialize,
-        deserialize=functools.partial(executable.deserialize, fuse=device != mx.cpu),
+        ahead=functools.partial(executable.ahead, compile_),
+        deserialize=functools.partial(executable.deserialize, compile_, not on_cpu),
+        checks_stored=True,
         launch_us=0.5,
-        bytes_per_us=10_000.0 if device == mx.cpu else 100_000.0,
+        bytes_per_us=10_000.0 if on_cpu else 100_000.0,
         notes=(note,) if note else (),
     )
+
+
+def _fingerprint(version: str, device: Any) -> str:
+    """Name what an exported graph depends on; the lowerings ask for which device they trace."""
+    from ep.backends.mlx.target import on_gpu
+
+    target = "gpu" if on_gpu() else "cpu"
+    return f"mlx {version} / device {device} / machine {platform.machine()} / target {target}"
 
 
 def _trace_only(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ no sort of bools, no 64-bit scatter on the GPU.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -30,6 +31,7 @@ def asarray(x: Any, dtype: Any = None) -> mx.array:
     if isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic):
         return mx.array(x) if dtype is None else mx.array(x, mlx_dtype(dtype))
     x = np.asarray(x)
+    x = x if x.flags.c_contiguous else x.copy()  # MLX keeps strides, and exports such a constant wrongly
     theirs = mlx_dtype(x.dtype)
     if theirs == mx.bfloat16:
         array = mx.array(x.view(np.uint16)).view(mx.bfloat16)
@@ -38,10 +40,14 @@ def asarray(x: Any, dtype: Any = None) -> mx.array:
     return array if dtype is None else array.astype(mlx_dtype(dtype))
 
 
+reads = threading.local()  # `count` of arrays that this thread has read, also while it traces
+
+
 def to_numpy(x: Any) -> np.ndarray:
     if not isinstance(x, mx.array):
         return np.asarray(x)
     try:
+        reads.count = getattr(reads, "count", 0) + 1
         if x.dtype == mx.bfloat16:
             return np.array(x.view(mx.uint16)).view(ml_dtypes.bfloat16)
         return np.array(x)

@@ -1,0 +1,185 @@
+"""Where does a compiled function come from? From the model's context, the user's cache, or the compiler, in this order.
+
+Each group of a session asks here once per signature. What the compiler makes is kept: in the cache for the next
+process, and here for `save_context`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ep import container
+from ep.backend import Backend, Function, NotStorable, Specs
+from ep.container import Container, Cut
+from ep.context_cache import Cache, ContextNotice
+from ep.errors import EpError
+from ep.identity import Unstorable, fingerprint, function_key, group_digest
+from ep.program import Untraceable
+
+MOST_MADE = 1024  # functions that a session remembers for `save_context`; the oldest go
+WORTH = 0.005  # seconds of compiling from which storing pays
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A function of this session: the provider it is for, its arguments, and what gives its stored form."""
+
+    provider: str
+    arguments: tuple[container.Spec, ...]
+    code: Callable[[], Any]
+
+
+@dataclass
+class Library:
+    """Stored functions of one session. `shelf` is what its model brought and may be used; `withheld` says why not."""
+
+    cache: Cache | None = None
+    shelf: Mapping[str, container.Code | Cut] = field(default_factory=dict)
+    withheld: Mapping[str, str] = field(default_factory=dict)  # key → the notice to give when it would have served
+    keeping: bool = False  # whether what is compiled will be saved, so that its stored form is made at once
+    made: dict[str, Made] = field(default_factory=dict)
+    cuts: dict[str, tuple[str, int]] = field(default_factory=dict)  # key → provider, number of the step
+    refused: dict[str, str] = field(default_factory=dict)  # name of a group's first node → why it is not stored
+    _told: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def first(
+        self, group: Any, host: Sequence[Any], arguments: Sequence[Any], trace: Function
+    ) -> tuple[Function, Any, bool]:
+        """The function of a `CompiledGroup` for these arguments, its results, and whether it was stored.
+
+        Raises:
+            Untraceable: the group has to be cut, as compiling it told, now or in an earlier process.
+        """
+        backend = group.backend
+        specs = specs_of(backend, arguments)
+        if specs is None or backend.ahead is None:
+            function = backend.compile(trace)
+            return function, function(*arguments), False
+        key = self._key(group, backend, specs, host)
+        function = self._find(key, backend, group, trace) if key else None
+        if function is not None:
+            return function, function(*arguments), True
+        return *self._compile(group, backend, specs, arguments, trace, key), False
+
+    def _key(self, group: Any, backend: Backend, specs: Specs, host: Sequence[Any]) -> str:
+        try:
+            if group.identity is None:
+                group.identity = group_digest(group.group, group.all_constants, backend)
+            return function_key(group.identity, fingerprint(backend), specs, host)
+        except Unstorable as why:
+            self.refused[group.group.steps[0].name] = str(why)
+            return ""
+
+    def _find(self, key: str, backend: Backend, group: Any, trace: Function) -> Function | None:
+        entry: Any = self.shelf.get(key)
+        if entry is None and self.cache is not None:
+            entry = self.cache.get(key)
+        if entry is None:
+            self._tell(self.withheld.get(key))
+            return None
+        if isinstance(entry, Cut):
+            self._cut_again(entry, group, backend)
+            return None
+        code = entry.code
+        try:
+            assert backend.deserialize is not None
+            function = backend.deserialize(bytes(code), trace)
+        except (RuntimeError, ValueError) as cause:
+            self._tell(f"stored code could not be loaded ({type(cause).__name__}: {cause}); it is compiled again.")
+            return None
+        self._remember(key, Made(backend.name, entry.arguments, lambda: bytes(code)))
+        return function
+
+    def _cut_again(self, cut: Cut, group: Any, backend: Backend) -> None:
+        if cut.step >= len(group.group.steps):
+            return
+        self.cuts[cut.key] = backend.name, cut.step
+        signal = Untraceable("compiling it was tried before")
+        signal.step = group.group.steps[cut.step]
+        raise signal
+
+    def _compile(
+        self, group: Any, backend: Backend, specs: Specs, arguments: Sequence[Any], trace: Function, key: str
+    ) -> tuple[Function, Any]:
+        started = time.perf_counter()
+        assert backend.ahead is not None
+        try:
+            function, code = backend.ahead(trace, specs)
+            results = function(*arguments)
+        except Untraceable as signal:
+            number = next((i for i, step in enumerate(group.group.steps) if step is signal.step), None)
+            if key and number is not None:
+                self.cuts[key] = backend.name, number
+                self._store(key, backend, cuts=(Cut(key, number),))
+            raise
+        if key:
+            self._remember(key, Made(backend.name, written(specs), code))
+            if self.keeping or (self.cache is not None and time.perf_counter() - started >= WORTH):
+                self._keep(key, self.made[key], backend, group, arguments, results)
+        return function, results
+
+    def _remember(self, key: str, made: Made) -> None:
+        with self._lock:
+            self.made[key] = made
+            while len(self.made) > MOST_MADE:
+                del self.made[next(iter(self.made))]
+
+    def _keep(
+        self, key: str, made: Made, backend: Backend, group: Any, arguments: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        """Store what was compiled, unless its stored form gives other results."""
+        try:
+            data = made.code()
+            if backend.checks_stored:
+                compare(backend, data, arguments, results)
+        except NotStorable as why:
+            self.refused[group.group.steps[0].name] = str(why)
+            del self.made[key]
+            return
+        self._remember(key, Made(made.provider, made.arguments, lambda: data))
+        self._store(key, backend, codes=(container.Code(key, made.arguments, data),))
+
+    def _store(self, key: str, backend: Backend, **parts: Any) -> None:
+        if self.cache is not None:
+            self.cache.put(key, Container(f"ep.{backend.name}", backend.version, fingerprint(backend), **parts))
+
+    def _tell(self, notice: str | None) -> None:
+        """Warn, once per text."""
+        with self._lock:
+            if notice is None or notice in self._told:
+                return
+            self._told.add(notice)
+        warnings.warn(notice, ContextNotice, stacklevel=2)
+
+
+def compare(backend: Backend, data: bytes, arguments: Sequence[Any], results: Sequence[Any]) -> None:
+    """Raise `NotStorable` unless stored code gives the same bits as the function that it was made from."""
+    assert backend.deserialize is not None
+    try:
+        again = backend.deserialize(data, None)(*arguments)
+    except (RuntimeError, ValueError, EpError) as cause:
+        raise NotStorable(f"its stored form does not run: {cause}") from cause
+    for ours, theirs in zip(map(backend.to_numpy, results), map(backend.to_numpy, again), strict=True):
+        if ours.dtype != theirs.dtype or ours.shape != theirs.shape or ours.tobytes() != theirs.tobytes():
+            raise NotStorable("its stored form gives other results")
+
+
+def specs_of(backend: Backend, arguments: Sequence[Any]) -> Specs | None:
+    """Shape and dtype of each argument; None where one is no tensor."""
+    dtype_of = backend.xp.dtype_of
+    if any(value is None or isinstance(value, list) for value in arguments):
+        return None
+    return [(tuple(a.shape), a.dtype if isinstance(a, np.ndarray) else dtype_of(a)) for a in arguments]
+
+
+def written(specs: Specs) -> tuple[container.Spec, ...]:
+    """Specs as a container holds them."""
+    return tuple((tuple(map(int, shape)), dtype.name) for shape, dtype in specs)

@@ -1,0 +1,277 @@
+"""Does compiled code wait safely for the next session: found again, bounded, shared, private, and never wrong?"""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+from conftest import parse
+
+import ep
+from ep import context_cache
+from ep.container import Code, Container, pack
+from ep.context_cache import Cache, ContextNotice, default_directory, open_cache
+from ep.errors import InvalidInput
+from ep.identity import differences
+from ep.library import Library
+
+MODEL = """
+g (float[n, 3] x) => (float[n, 3] y, int64[1] rows) <float[1] two = {2.0}> {
+    z = Mul(x, two)
+    y = Tanh(z)
+    rows = Shape<end = 1>(x)
+}
+"""
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+POSIX = pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
+
+
+def key(number):
+    return f"{number:064x}"
+
+
+def entry(number, size=10):
+    return Container("ep.jax", "1", "f", codes=(Code(key(number), (), b"c" * size),))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture(autouse=True)
+def store_everything(monkeypatch):
+    monkeypatch.setattr("ep.library.WORTH", 0.0)
+
+
+def session(device, folder, text=MODEL, **options):
+    return ep.load(parse(text), device, options={"context.cache": str(folder), **options})
+
+
+# What is stored is found.
+
+
+def test_the_next_session_compiles_nothing(accelerator, tmp_path):
+    first = session(accelerator, tmp_path)
+    expected = first.run(None, {"x": X})
+    assert (first.counters.misses, first.counters.loaded) == (1, 0)
+    second = session(accelerator, tmp_path)
+    found = second.run(None, {"x": X})
+    assert (second.counters.misses, second.counters.loaded) == (0, 1)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
+    second.run(None, {"x": X[:1]})
+    assert (second.counters.misses, second.counters.loaded) == (1, 1), "another shape is compiled"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("Tanh", "Sigmoid"), ("{2.0}", "{3.0}"), ("Mul(x, two)", "Mul(two, x)"), ("Mul", "Add"), ("n, 3] y", "n, 3] y2")],
+    ids=str,
+)
+def test_only_the_same_computation_is_found(device, tmp_path, change):
+    """What is renamed only is the same; swapped inputs are not."""
+    other = MODEL.replace("y = Tanh", "y2 = Tanh").replace(*change) if "y2" in change[1] else MODEL.replace(*change)
+    session(device, tmp_path).run(None, {"x": X})
+    changed = session(device, tmp_path, other)
+    got = changed.run(None, {"x": X})
+    np.testing.assert_array_equal(got[0], session(device, "off", other).run(None, {"x": X})[0])
+    if device != "host":
+        assert changed.counters.loaded == ("y2" in change[1])
+
+
+def test_a_group_that_cannot_be_traced_is_cut_at_once(accelerator, tmp_path):
+    text = """
+    g (float[n] x) => (float[m] y) {
+        total = ReduceSum<keepdims = 0>(x)
+        some = Greater(total, total)
+        y = If(some) <
+            then_branch = a () => (float[m] p) { p = Neg(x) },
+            else_branch = b () => (float[k] q) { q = Concat<axis = 0>(x, x) }
+        >
+    }
+    """
+    x = np.arange(3, dtype=np.float32)
+    first, second = session(accelerator, tmp_path, text), session(accelerator, tmp_path, text)
+    expected = first.run(None, {"x": x})
+    np.testing.assert_array_equal(expected[0], np.concatenate([x, x]))
+    np.testing.assert_array_equal(second.run(None, {"x": x})[0], expected[0])
+    assert second.counters.misses == 0 and second._context.library.cuts == first._context.library.cuts
+
+
+def test_operators_of_other_packages_are_not_stored(accelerator, tmp_path):
+    """Their source may change without our knowing."""
+    if ep.OPS.find("test.cache", "Twice", 1) is None:
+        ep.op("Twice", domain="test.cache")(lambda xp, x: x + x)
+    body = "g (float[n] x) => (float[n] y) { y = test.cache.Twice(x) }"
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["test.cache": 1]> {body}')
+    for _ in range(2):
+        loaded = ep.load(proto, accelerator, options={"context.cache": str(tmp_path)})
+        loaded.run(None, {"x": X[0]})
+        assert (loaded.counters.misses, loaded.counters.loaded) == (1, 0)
+        assert "is not known here" in str(loaded._context.library.refused)
+    assert list(Cache(tmp_path)) == []
+
+
+def test_another_fingerprint_finds_nothing(accelerator, tmp_path, monkeypatch):
+    session(accelerator, tmp_path).run(None, {"x": X})
+    monkeypatch.setattr("ep.identity.code_identity", lambda: "0.0-other")
+    other = session(accelerator, tmp_path)
+    other.run(None, {"x": X})
+    assert (other.counters.misses, other.counters.loaded) == (1, 0)
+
+
+def test_differences_are_named():
+    assert differences("a 1 / b 2 / c x y", "a 1 / b 3 / d") == [
+        "b 2 instead of 3",
+        "c x y instead of none",
+        "d not named instead of ",
+    ]
+
+
+# The directory.
+
+
+def test_nothing_is_written_before_something_is_compiled(tmp_path):
+    folder = tmp_path / "deep" / "cache"
+    loaded = session("host", folder)
+    loaded.run(None, {"x": X})
+    assert not folder.exists()
+
+
+def test_auto_is_the_platforms_directory_or_the_variables(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(context_cache.VARIABLE)
+    assert open_cache("auto").directory == default_directory()
+    if sys.platform == "linux":
+        assert default_directory() == tmp_path / "ep-runtime"
+    monkeypatch.setenv(context_cache.VARIABLE, str(tmp_path / "own"))
+    assert open_cache("auto").directory == tmp_path / "own"
+    monkeypatch.setenv(context_cache.VARIABLE, "off")
+    assert open_cache("auto") is None and open_cache("off") is None
+    assert open_cache(str(tmp_path)).directory == tmp_path
+
+
+@POSIX
+def test_a_directory_that_others_may_write_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(InvalidInput, match="is not safe.*\n.*others may write"):
+        session("jax", tmp_path)
+    tmp_path.chmod(0o755)
+    Cache(tmp_path)
+
+
+@POSIX
+def test_what_is_created_is_private(cache):
+    cache.put(key(1), entry(1))
+    assert cache.path(key(1)).parent.stat().st_mode & 0o077 == 0
+    assert cache.path(key(1)).stat().st_mode & 0o077 == 0
+
+
+def test_a_directory_that_cannot_be_written_is_told_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = Cache(tmp_path / "file")
+    with pytest.warns(ContextNotice, match="cannot be kept in .*Each start compiles again"):
+        cache.put(key(1), entry(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cache.put(key(1), entry(1))
+        assert cache.get(key(1)) is None and list(cache) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda blob: blob[:-1],
+        lambda blob: b"",
+        lambda blob: blob[:200] + bytes([blob[200] ^ 1]) + blob[201:],
+        lambda blob: pack(entry(2)),
+    ],
+)
+def test_a_damaged_entry_is_discarded_with_a_notice(cache, damage):
+    cache.put(key(1), entry(1))
+    cache.path(key(1)).write_bytes(damage(pack(entry(1))))
+    with pytest.warns(ContextNotice, match="discarded the damaged entry"):
+        assert cache.get(key(1)) is None
+    assert list(cache) == []
+
+
+def test_a_damaged_entry_is_compiled_again(accelerator, tmp_path):
+    expected = session(accelerator, tmp_path).run(None, {"x": X})
+    for stored in Cache(tmp_path):
+        stored.path.write_bytes(stored.path.read_bytes()[:-8])
+    again = session(accelerator, tmp_path)
+    with pytest.warns(ContextNotice, match="discarded"):
+        got = again.run(None, {"x": X})
+    np.testing.assert_array_equal(got[0], expected[0])
+    assert again.counters.misses == 1
+
+
+# Bounds.
+
+
+def test_what_was_not_used_for_longest_goes(tmp_path):
+    size = len(pack(entry(0, 1000)))
+    cache = Cache(tmp_path, limit=3 * size)
+    for number in range(3):
+        cache.put(key(number), entry(number, 1000))
+        os.utime(cache.path(key(number)), (number + 1, number + 1))
+    assert cache.get(key(0)) is not None  # and so it counts as used now
+    cache.put(key(3), entry(3, 1000))
+    assert {e.key for e in cache} == {key(0), key(2), key(3)}
+    assert sum(e.size for e in cache) <= cache.limit
+
+
+def test_left_over_temporary_files_go(cache):
+    cache.put(key(1), entry(1))
+    folder = cache.path(key(1)).parent
+    old, new = folder / ".old.tmp", folder / ".new.tmp"
+    old.write_bytes(b"")
+    new.write_bytes(b"")
+    os.utime(old, (1, 1))
+    cache.sweep()
+    assert not old.exists() and new.exists() and len(list(cache)) == 1
+
+
+def test_clear_removes_all(cache):
+    for number in range(4):
+        cache.put(key(number << 248), entry(number << 248))
+    assert cache.clear() == 4 and list(cache) == [] and cache.clear() == 0
+
+
+# Several processes.
+
+WORK = """
+import sys, random, warnings
+warnings.simplefilter("error")
+from pathlib import Path
+from ep.container import Code, Container
+from ep.context_cache import Cache
+cache = Cache(Path(sys.argv[1]), limit=30_000)
+rng = random.Random(int(sys.argv[2]))
+for _ in range(300):
+    number = rng.randrange(40)
+    key = f"{number:064x}"
+    found = cache.get(key)
+    assert found is None or (found.key == key and bytes(found.code) == bytes([number]) * 2000)
+    if found is None:
+        cache.put(key, Container("s", "v", "f", codes=(Code(key, (), bytes([number]) * 2000),)))
+    if rng.random() < 0.05:
+        cache.sweep()
+"""
+
+
+def test_processes_share_a_directory(tmp_path):
+    """Readers see whole entries or none while others write, evict and read them."""
+    command = [sys.executable, "-c", WORK, str(tmp_path)]
+    workers = [subprocess.Popen([*command, str(seed)], stderr=subprocess.PIPE, text=True) for seed in range(3)]
+    for worker in workers:
+        assert worker.communicate(timeout=60)[1] == "" and worker.returncode == 0
+    assert sum(e.size for e in Cache(tmp_path)) <= 30_000 + 3 * 2500
+
+
+def test_a_library_without_a_cache_still_compiles():
+    assert Library().cache is None
