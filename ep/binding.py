@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ep.bodies import InlineBody
+from ep.bodies import InlineBody, declared
 from ep.dtypes import output_dtypes, value_dtype
 from ep.program import Step
 from ep.registry import OPS, REQUIRED, Lowering
@@ -176,14 +176,6 @@ class Binder:
         ]
         if missing:
             self.problems.append(f"{where} lacks the required input {', '.join(map(repr, missing))}")
-
-
-def declared(value: Any) -> Any:
-    """Dtype and shape that the model declares of a value, unknown dimensions `None`; or `None`."""
-    dtype = value_dtype(value)
-    if dtype is None or value.shape is None:
-        return None
-    return dtype, tuple(d if isinstance(d, int) else None for d in value.shape)
 
 
 def captures(steps: Any, own: Any, outputs: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ep.dtypes import value_dtype
 from ep.program import Runner, Step
 
 Declared = tuple[np.dtype, tuple[int | None, ...]] | None  # dtype and shape of an output, if the model says
@@ -56,6 +57,11 @@ class BoundBody:
     def declared(self) -> tuple[Declared, ...]:
         return self.body.declared
 
+    @property
+    def parameters(self) -> tuple[Declared, ...]:
+        """Dtype and shape that the model declares of each input."""
+        return tuple(map(declared, self.body.inputs))
+
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         body = self.body
         inner = self.outer | body.constants | dict(zip(body.inputs, arguments, strict=True))
@@ -86,6 +92,14 @@ class BoundBody:
                 return trip + 1
             env = env | {i: inner[o] for i, o in carried}
         return limit if limit is not None and limit <= MOST_TRIPS else None
+
+
+def declared(value: Any) -> Declared:
+    """Dtype and shape that the model declares of a value, unknown dimensions `None`; or `None`."""
+    dtype = value_dtype(value)
+    if dtype is None or value.shape is None:
+        return None
+    return dtype, tuple(d if isinstance(d, int) else None for d in value.shape)
 
 
 def _at_host(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ep.bodies import Declared, InlineBody
+from ep.bodies import Declared, InlineBody, declared
 from ep.device_weights import DeviceWeights
 from ep.errors import EpError, ExecutionError
 from ep.library import Library
@@ -201,6 +201,11 @@ class BoundExecutable:
     @property
     def declared(self) -> tuple[Declared, ...]:
         return self.body.declared
+
+    @property
+    def parameters(self) -> tuple[Declared, ...]:
+        """Dtype and shape that the model declares of each input."""
+        return tuple(map(declared, self.body.inputs))
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
         result = self.body.executable.run(self.outer | dict(zip(self.body.inputs, arguments, strict=True)))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from ep.dtypes import onnx_dtype
 from ep.errors import InvalidInput
+from ep.ops.cast import cast_to
 from ep.ops.contrib_activation import fast_gelu
 from ep.ops.fused_normalization import skip_simplified_layer_normalization
 from ep.ops.linear import gemm
@@ -109,3 +113,27 @@ def matmul_nbits_mlp(
     else:
         gate = activated(xp, gate, activation.capitalize(), {})
     return gate * up, total
+
+
+@op("GemmFloat8", domain=MICROSOFT, out=("dtype",))
+def gemm_float8(
+    xp, A, B, C=None, scaleA=None, scaleB=None, scaleY=None, *,
+    activation="NONE", alpha=1.0, beta=0.0, dtype=1, transA=0, transB=0,
+):  # fmt: skip
+    """Scales multiply, as in cuBLASLt: activation(alpha A scaleA @ B scaleB + beta C) scaleY, rounded once."""
+    a, b = (_scaled(xp, x, scale) for x, scale in ((A, scaleA), (B, scaleB)))
+    y = xp.matmul(xp.swapaxes(a, 0, 1) if transA else a, xp.swapaxes(b, 0, 1) if transB else b) * alpha
+    if C is not None and beta:
+        y = y + xp.astype(C, np.float32) * beta
+    if activation not in GEMM_ACTIVATIONS:
+        raise InvalidInput(f"activation is {activation!r}.", fix=f"use one of {', '.join(GEMM_ACTIVATIONS)}.")
+    y = activated(xp, y, GEMM_ACTIVATIONS[activation], {})
+    return cast_to(xp, y if scaleY is None else y * xp.reshape(scaleY, ()), onnx_dtype(dtype), True)
+
+
+GEMM_ACTIVATIONS = {"NONE": "", "RELU": "Relu", "GELU": "Gelu"}
+
+
+def _scaled(xp: Any, x: Any, scale: Any) -> Any:
+    x = xp.astype(x, np.float32)
+    return x if scale is None else x * xp.reshape(scale, ())

@@ -70,6 +70,33 @@ def embed_layer_normalization(
     return xp.astype(y, dtype), _mask_index(xp, input_ids, mask), xp.astype(total, dtype)
 
 
+@op("QEmbedLayerNormalization", domain=MS, out=("float32", "int32"))
+def q_embed_layer_normalization(
+    xp, input_ids, segment_ids, word_embedding_quant, position_embedding_quant, segment_embedding, gamma_quant,
+    beta_quant, mask=None, word_embedding_scale=None, position_embedding_scale=None, segment_embedding_scale=None,
+    gamma_scale=None, beta_scale=None, word_embedding_zero_point=None, position_embedding_zero_point=None,
+    segment_embedding_zero_point=None, gamma_zero_point=None, beta_zero_point=None, *, epsilon=1e-12,
+):  # fmt: skip
+    parameters = (
+        (word_embedding_quant, word_embedding_scale, word_embedding_zero_point),
+        (position_embedding_quant, position_embedding_scale, position_embedding_zero_point),
+        (segment_embedding, segment_embedding_scale, segment_embedding_zero_point),
+        (gamma_quant, gamma_scale, gamma_zero_point),
+        (beta_quant, beta_scale, beta_zero_point),
+    )
+    words, positions, segments, gamma, beta = (_dequantized(xp, *parameter) for parameter in parameters)
+    return embed_layer_normalization(
+        xp, input_ids, segment_ids, words, positions, segments, gamma, beta, mask, epsilon=epsilon
+    )[:2]
+
+
+def _dequantized(xp: Any, x: Any, scale: Any, zero_point: Any) -> Any:
+    if x is None:
+        return None
+    scale, zero_point = xp.reshape(scale, ()), xp.reshape(zero_point, ())
+    return (xp.astype(x, np.float32) - xp.astype(zero_point, np.float32)) * scale
+
+
 def _mask_index(xp: Any, input_ids: Any, mask: Any) -> Any:
     """How many words of each sentence are not masked; zeros without a mask, as onnxruntime returns them."""
     if mask is None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput
-from ep.ops.axes import at, axis_of
-from ep.registry import op
+from ep.ops.axes import at, axis_of, ints
+from ep.registry import Host, op
 
 
 def unpack(xp: Any, packed: Any, bits: int) -> Any:
@@ -165,3 +165,36 @@ def matmul_bnb4(xp, A, B, absmax, *, K, N, block_size, quant_type, training_mode
     scales = xp.repeat(xp.reshape(absmax, (-1,)), block_size, axis=0)[: N * K]
     w = xp.reshape(values * xp.astype(scales, dtype), (N, K))
     return xp.matmul(A, xp.swapaxes(w, 0, 1) if transB else w)
+
+
+# Of MatMulFpQ4, by blk_quant_type: elements of a block, and whether it has a zero point.
+FPQ4_BLOCKS = {0: (32, False), 1: (32, True), 2: (64, False), 4: (128, False)}
+
+
+@op("MatMulFpQ4", domain="com.microsoft")
+def matmul_fp_q4(xp, A, B, B_shape: Host, *, blk_quant_type=1):
+    """B holds each column's blocks in turn: a float32 scale, a zero point (if any), then four bits per element.
+
+    Of every 32 elements, the first half lies in the low bits of 16 bytes and the second in the high ones.
+    """
+    if blk_quant_type not in FPQ4_BLOCKS:
+        raise InvalidInput(f"blk_quant_type is {blk_quant_type}.", fix="use 0, 1 or 2.")
+    size, has_zero = FPQ4_BLOCKS[blk_quant_type]
+    rows, columns = ints(B_shape)
+    start = 5 if has_zero else 4
+    blocks = xp.reshape(B, (columns, -(-rows // size), start + size // 2))
+    scale = xp.bitcast(_words(xp, blocks[..., :4]), np.float32)
+    zero = xp.astype(blocks[..., 4:5], np.float32) if has_zero else 8
+    packed = xp.reshape(blocks[..., start:], (columns, -1, 16))
+    q = xp.concatenate([xp.bitwise_and(packed, 15), xp.right_shift(packed, 4)], axis=-1)
+    q = xp.reshape(xp.astype(q, np.float32), (*blocks.shape[:2], size))
+    weights = xp.reshape((q - zero) * scale[..., None], (columns, -1))[:, :rows]
+    return xp.matmul(A, xp.swapaxes(weights, 0, 1))
+
+
+def _words(xp: Any, x: Any) -> Any:
+    """Groups of four bytes as little-endian uint32."""
+    total = xp.astype(x[..., 0], np.uint32)
+    for i in range(1, 4):
+        total = xp.bitwise_or(total, xp.left_shift(xp.astype(x[..., i], np.uint32), 8 * i))
+    return total

@@ -219,3 +219,25 @@ def nhwc_max_pool(xp, x, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilati
     window = {"dilations": dilations, "pads": pads, "strides": strides}
     y = max_pool(xp, channels_first(xp, x), kernel_shape=kernel_shape, auto_pad=auto_pad, ceil_mode=ceil_mode, **window)
     return channels_last(xp, y)
+
+
+@op("MaxpoolWithMask", domain="com.microsoft")
+def maxpool_with_mask(xp, X, M, *, auto_pad="NOTSET", kernel_shape=None, pads=None, storage_order=0, strides=None):
+    """In each window a row is read up to the first element whose mask is 0.
+
+    On more than one axis, the very first element of the image always counts. The mask's channels repeat over
+    those of X. An empty window gives the lowest finite number.
+    """
+    at = place(X.shape[2:], kernel_shape or (), strides, None, pads, auto_pad, 0)
+    mask = xp.reshape(M, (-1, *M.shape[2:]))
+    channels = X.shape[0] * X.shape[1]
+    mask = xp.take(mask, xp.asarray(np.arange(channels) % mask.shape[0]), axis=0)
+    mask = xp.reshape(xp.astype(mask != 0, np.float32), X.shape)
+    if len(at.size) > 1:
+        first = xp.asarray(np.arange(math.prod(at.size)).reshape(at.size) == 0)
+        mask = xp.where(first, xp.ones_like(mask), mask)
+    lowest_finite = float(np.finfo(np.float32).min)
+    seen = xp.windows(at.padded(xp, mask, 1), at.kernel, at.strides, at.dilations)
+    values = xp.windows(at.padded(xp, X, lowest_finite), at.kernel, at.strides, at.dilations)
+    values = xp.where(xp.cumprod(seen, axis=seen.ndim - 1) > 0, values, lowest_finite)
+    return xp.max(values, axis=tuple(range(X.ndim, values.ndim)))
