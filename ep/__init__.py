@@ -31,6 +31,7 @@ Importing `ep` imports no array library: names are looked up when they are first
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -92,3 +93,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if os.environ.get("EP_ONNXRUNTIME") == "1":  # `import onnxruntime` then means `ep.onnxruntime`
+    import_module("ep.onnxruntime_alias").install_if_asked()

@@ -73,6 +73,7 @@ class InferenceSession:
         strict: bool = False,
         options: Mapping[str, Any] | None = None,
         providers: Sequence[Any] | None = None,
+        warn: bool = True,
     ) -> None:
         from ep.devices import resolve, split_options
 
@@ -93,7 +94,8 @@ class InferenceSession:
         self._feeds = FeedCheck(self._name, self.inputs, self.overridable, graph)
         self._executable = Executable(graph.steps, graph.inputs, graph.outputs, graph.constants, self._context)
         self._backend = self._providers[0].backend
-        self._report(strict)
+        if warn or strict:
+            self._report(strict)
 
     def _make_context(self, graph: Any, library: Library, eager: bool) -> Context:
         import ep.host_namespace as host
@@ -179,6 +181,19 @@ class InferenceSession:
             env = self._executable.run(self._feeds.check(feeds, self._backend, private=False))
             xp = self._backend.xp
             return [fresh(env[value], xp) for value in wanted]
+
+    def evaluate(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """Runs the model on feeds that the caller has checked, and returns all results as they are.
+
+        Feeds are NumPy arrays, arrays of the device's library, lists or dictionaries of them, or `None`. Results are
+        the same, still computing perhaps, and may share memory with feeds. Call it within `backend.scope()`.
+        """
+        env = dict(self._feeds.defaults)
+        values = self._feeds.values
+        for name, array in feeds.items():
+            env[values[name]] = array
+        env = self._executable.run(env)
+        return [env[value] for value in self._graph.outputs]
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
         """Runs the model and returns a mapping from output names to arrays that stay on the device.

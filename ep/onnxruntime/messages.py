@@ -1,0 +1,60 @@
+"""Where do messages go? To stderr in onnxruntime's form, or to the callback that the user set."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+SEVERITIES = "VIWEF"
+Callback = Callable[[int, str, str, str, str], None]
+
+
+class _Logger:
+    """The default logger of the process."""
+
+    severity = 2
+    callback: Callback | None = None
+
+
+def log(severity: int, message: str, *, least: int = -1, logid: str = "") -> None:
+    """Emits a message: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal."""
+    if severity < (_Logger.severity if least < 0 else least):
+        return
+    callback = _Logger.callback
+    if callback is not None:
+        try:
+            callback(severity, "onnxruntime", logid, "ep", message)
+            return
+        except Exception as error:  # noqa: BLE001 - the user's function may fail in any way; the message is not lost
+            print(f"logger callback failed: {error!r}", file=sys.stderr)
+    now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
+    print(f"{now} [{SEVERITIES[severity]}:onnxruntime:{logid}, ep] {message}", file=sys.stderr)
+
+
+def set_default_logger_severity(severity: int) -> None:
+    """The least severity that is logged: 0 verbose, 1 info, 2 warning (the default), 3 error, 4 fatal."""
+    _Logger.severity = _checked(severity)
+
+
+def set_default_logger_verbosity(verbosity: int) -> None:
+    """No effect: there are no verbose messages."""
+    del verbosity
+
+
+def set_default_logger_callback(callback: Any, severity: int = 2) -> None:
+    """Sends messages to `callback(severity, category, logid, location, message)`; `None` restores stderr."""
+    _checked(severity)
+    if callback is None:
+        _Logger.callback = None
+        return
+    if not callable(callback):
+        raise TypeError("callback must be callable or None")
+    _Logger.callback, _Logger.severity = callback, severity
+
+
+def _checked(severity: int) -> int:
+    if not 0 <= severity <= 4:
+        raise RuntimeError("Invalid logging severity. 0:Verbose, 1:Info, 2:Warning, 3:Error, 4:Fatal\n")
+    return severity

@@ -1,0 +1,153 @@
+"""Which execution provider, and so which library and device, does a session run on?
+
+Ours are `MLXExecutionProvider` and `JAXExecutionProvider`. `CPUExecutionProvider`, which is always there, stands for
+this machine's default: the device in the environment variable `EP_ONNXRUNTIME_DEVICE` (as `ep.load` names devices),
+or the one given to `install`; without either, MLX on Apple silicon and the CPU through JAX elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from ep.onnxruntime.messages import log
+
+MLX, JAX, CPU = "MLXExecutionProvider", "JAXExecutionProvider", "CPUExecutionProvider"
+DEVICE = "EP_ONNXRUNTIME_DEVICE"
+OWN = {MLX: "mlx", JAX: "jax"}
+_GPU = ("CUDAExecutionProvider", "TensorrtExecutionProvider", "MIGraphXExecutionProvider")
+_APPLE = ("CoreMLExecutionProvider", "WebGpuExecutionProvider")
+KNOWN = (
+    *("TensorrtExecutionProvider", "CUDAExecutionProvider", "MIGraphXExecutionProvider", "OpenVINOExecutionProvider"),
+    *("DnnlExecutionProvider", "VitisAIExecutionProvider", "QNNExecutionProvider", "NnapiExecutionProvider"),
+    *("VSINPUExecutionProvider", "JsExecutionProvider", "CoreMLExecutionProvider", "DmlExecutionProvider"),
+    *("RknpuExecutionProvider", "WebNNExecutionProvider", "WebGpuExecutionProvider", "XnnpackExecutionProvider"),
+    *("CANNExecutionProvider", "AzureExecutionProvider"),
+)
+_mapped: set[str] = set()  # foreign providers whose replacement was said
+
+
+def get_available_providers() -> list[str]:
+    """Names of the providers that are installed here, the best first; `ep doctor` says whether they work."""
+    order = (MLX, JAX) if apple() else (JAX, MLX)
+    return [name for name in order if find_spec(OWN[name])] + [CPU]
+
+
+def get_all_providers() -> list[str]:
+    """Names of our providers and of those of onnxruntime: the latter are known, and not available."""
+    return [MLX, JAX, *KNOWN, CPU]
+
+
+def apple() -> bool:
+    """Whether this is a Mac with Apple silicon."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+def default_device() -> str:
+    """The device that `CPUExecutionProvider` stands for."""
+    return os.environ.get(DEVICE) or ("mlx" if apple() and find_spec("mlx") else "cpu")
+
+
+def get_device() -> str:
+    """`GPU` where JAX can use CUDA, else `CPU`."""
+    return "GPU" if _cuda() else "CPU"
+
+
+def _cuda() -> bool:
+    return any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+
+
+def nearest(name: str) -> str | None:
+    """The provider of ours that drives the hardware which a foreign provider stands for, if it is here."""
+    if name in _GPU and _cuda():
+        return JAX
+    return MLX if name in _APPLE and apple() and find_spec("mlx") else None
+
+
+def normalize(
+    providers: Sequence[Any] | None, provider_options: Sequence[Mapping[Any, Any]] | None
+) -> list[tuple[str, dict[str, str]]]:
+    """Provider names with their options, checked, as strings; what is not available is left out with a warning.
+
+    Raises:
+        ValueError: the arguments do not have the form of names, or of names with options.
+        RuntimeError: there is no provider of this name anywhere.
+    """
+    found: dict[str, dict[str, str]] = {}
+    unknown = None
+    for name, options in pairs(providers, provider_options):
+        name = _replaced(name)
+        if name not in get_available_providers():
+            available = ", ".join(get_available_providers())
+            warnings.warn(
+                f"Specified provider '{name}' is not in available provider names.Available providers: '{available}'",
+                stacklevel=6,
+            )
+            unknown = unknown or (name if name not in KNOWN and name not in OWN else None)
+        elif name in found:
+            warnings.warn(f"Duplicate provider '{name}' encountered, ignoring.", stacklevel=6)
+        else:
+            found[name] = {str(key): str(value) for key, value in options.items()}
+    if unknown:
+        raise RuntimeError(f"Unknown Provider Type: {unknown}")
+    found.setdefault(CPU, {})
+    return list(found.items())
+
+
+def pairs(providers: Any, provider_options: Any) -> list[tuple[str, Mapping[Any, Any]]]:
+    """(name, options) of every form in which providers may be given."""
+    if providers is None:
+        return []
+    if not isinstance(providers, Sequence):
+        raise ValueError("'providers' should be a sequence.")
+    if provider_options is not None:
+        if not isinstance(provider_options, Sequence):
+            raise ValueError("'provider_options' should be a sequence.")
+        if len(providers) != len(provider_options):
+            raise ValueError("'providers' and 'provider_options' should be the same length if both are given.")
+        if not all(isinstance(name, str) for name in providers):
+            raise ValueError("Only string values for 'providers' are supported if 'provider_options' is given.")
+        if not all(isinstance(options, dict) for options in provider_options):
+            raise ValueError("'provider_options' values must be dicts.")
+        return list(zip(providers, provider_options, strict=True))
+    return [_pair(provider) for provider in providers]
+
+
+def _pair(provider: Any) -> tuple[str, Mapping[Any, Any]]:
+    if isinstance(provider, str):
+        return provider, {}
+    if isinstance(provider, tuple) and len(provider) == 2:
+        name, options = provider
+        if isinstance(name, str) and isinstance(options, dict):
+            return name, options
+    raise ValueError("'providers' values must be either strings or (string, dict) tuples.")
+
+
+def _replaced(name: str) -> str:
+    """The provider itself, or the one of ours that takes its place, which is said once."""
+    ours = nearest(name)
+    if ours is None:
+        return name
+    if name not in _mapped:
+        _mapped.add(name)
+        log(2, f"{name} is not part of ep: {ours} runs this session on the same hardware.")
+    return ours
+
+
+def choose(chosen: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[str, dict[str, str]]:
+    """Device and options for `ep.load` of the first provider."""
+    name, given = chosen[0]
+    if name == CPU:
+        return default_device(), {}
+    options = dict(given)
+    library, number = OWN[name], options.pop("device_id", "0")
+    device = options.pop("device", None)
+    if device is None and library == "jax" and number != "0":
+        device = f"cuda:{number}"
+    return device or library, {key if "." in key or key in ("compile", "precision") else f"{library}.{key}": value
+                               for key, value in options.items()}  # fmt: skip

@@ -1,0 +1,1 @@
+"""Which of onnxruntime's tools for transformers are here? The one that running models needs: `io_binding_helper`."""
