@@ -51,6 +51,7 @@ class Backend:
     checks_stored: bool = False  # stored code is another form of the function: its results are compared first
     is_host: bool = False  # NumPy: runs what only the host can, strings among it
     narrows: frozenset[np.dtype[Any]] = frozenset()  # dtypes that lose width outside `scope`
+    factor: Callable[[Any], Any] = lambda array: array  # a matrix in the dtype that products are fastest with
     takes_numpy: bool = False  # compiled functions take NumPy arrays, and faster than `asarray` does
     traces_loops: bool = False  # xp.scan and xp.while_loop work inside a trace
     precise: Callable[[], AbstractContextManager[Any]] | None = None  # products in full width; None: they always are

@@ -241,7 +241,7 @@ class CompiledGroup:
         host = [to_host(env[v], self.backend.xp) for v in group.host_inputs]
         weights = self._weights
         if weights is None:
-            weights = self._weights = self.context.weights[group.provider].get(group.weights, self.all_constants)
+            weights = self._weights = self._placed()
         if self.context.eager:
             results = self._trace(host, arguments + weights)
         else:
@@ -251,7 +251,12 @@ class CompiledGroup:
 
     def place(self) -> None:
         """Gets the weights to the device, for the next run."""
-        self._weights = self.context.weights[self.group.provider].get(self.group.weights, self.all_constants)
+        self._weights = self._placed()
+
+    def _placed(self) -> list[Any]:
+        group, factor = self.group, self.backend.factor
+        arrays = self.context.weights[group.provider].get(group.weights, self.all_constants)
+        return [factor(a) if v in group.factors else a for v, a in zip(group.weights, arrays, strict=True)]
 
     def forget(self) -> None:
         """Drops the weights on the device and all compiled code; the next run makes them again."""

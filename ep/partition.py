@@ -8,7 +8,7 @@ from typing import Any
 
 from ep.placement import HOST, Facts, Placement
 from ep.program import Step
-from ep.registry import ShapeOf
+from ep.registry import Factor, ShapeOf
 
 CONTROL = "control"  # a loop that runs step by step, its bodies compiled
 EMBEDDED_BYTES = 1024  # constants up to this size are compiled in; larger ones are arguments
@@ -20,7 +20,7 @@ class Group:
 
     `inputs` come from feeds or other groups (of those in `shapes` only the shape is read), `host_inputs` are
     inputs whose contents are part of the compiled signature, `weights` are constants that enter as
-    arguments, `constants` those that are compiled in.
+    arguments (those in `factors` are read by nothing but products), `constants` those that are compiled in.
     """
 
     kind: str  # HOST, CONTROL, or a provider's name
@@ -29,6 +29,7 @@ class Group:
     inputs: tuple[Any, ...] = ()
     host_inputs: tuple[Any, ...] = ()
     weights: tuple[Any, ...] = ()
+    factors: frozenset[Any] = frozenset()
     constants: tuple[Any, ...] = ()
     outputs: tuple[Any, ...] = ()
     shapes: frozenset[Any] = frozenset()
@@ -173,6 +174,7 @@ def _complete(
         v for v in reads if v in constants and (group.kind == CONTROL or embeds(v, facts, constants))
     )
     group.weights = tuple(v for v in reads if v in constants and v not in group.constants)
+    group.factors = frozenset(group.weights) - _read_otherwise(group.steps)
     group.host_inputs = tuple(v for v in outside if v in host_inputs and group.kind != CONTROL)
     group.inputs = tuple(v for v in outside if v not in group.host_inputs)
     group.shapes = frozenset(v for v in group.inputs if v not in _contents(group.steps))
@@ -181,6 +183,15 @@ def _complete(
 def embeds(value: Any, facts: Facts, constants: Any) -> bool:
     """Whether a constant is part of the trace rather than an argument: small, or needed there on the host."""
     return value in facts.needed or constants[value].nbytes <= EMBEDDED_BYTES or constants[value].dtype.kind == "O"
+
+
+def _read_otherwise(steps: Sequence[Step]) -> set[Any]:
+    """Values that are read by more than products."""
+    reads: set[Any] = set()
+    for step in steps:
+        reads.update(v for i, v in enumerate(step.inputs) if step.lowering.role(i) is not Factor)
+        reads.update(v for body in step.bodies.values() for v in body.captures)
+    return reads
 
 
 def _contents(steps: Sequence[Step]) -> set[Any]:

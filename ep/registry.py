@@ -29,6 +29,11 @@ class ShapeOf:
     """Annotates an input of which only shape and dtype are read, never its contents."""
 
 
+class Factor:
+    """Annotates an input that is only multiplied by another one, and that may come wider than that one: where the
+    library multiplies halves as float32, a constant is converted once and not at every call."""
+
+
 class Outputs:
     """Annotates a keyword that receives the number of outputs the node names (Split, Loop, …)."""
 

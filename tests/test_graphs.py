@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from conftest import parse
 
@@ -314,3 +315,41 @@ def test_shape_arithmetic(device: str, mode: str) -> None:
     for n, m in ((4, 3), (6, 1), (4, 3)):
         x = np.arange(n * m, dtype=np.float32).reshape(n, m)
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], -x.reshape(n // 2, -1))
+
+
+# Weights of half precision.
+
+
+def half_model(w: np.ndarray, v: np.ndarray) -> onnx.ModelProto:
+    graph = onnx.parser.parse_graph("""
+        agraph (float16[n,32] x, int64[2] rows) => (float16[n,32] y, float16[2,32] picked, float16[n,32] z)
+        {
+            y = MatMul(x, w)
+            picked = Gather(v, rows)
+            z = Gemm<transB=1>(x, v)
+        }
+    """)
+    graph.initializer.extend([onnx.numpy_helper.from_array(w, "w"), onnx.numpy_helper.from_array(v, "v")])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_products_with_half_weights_round_once(device: str, mode: str) -> None:
+    """`v` is also gathered from, so that it must stay what it is; `w` may be held wider."""
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.normal(size=(3 if i == 0 else 32, 32)).astype(np.float16) for i in range(3))
+    session = load(half_model(w, v), device, mode)
+    for _ in range(2):
+        y, picked, z = session.run(None, {"x": x, "rows": np.array([31, 0])})
+        np.testing.assert_array_equal(picked, v[[31, 0]])
+        for got, factor in ((y, w), (z, v.T)):
+            exact = x.astype(np.float64) @ factor.astype(np.float64)
+            assert got.dtype == np.float16
+            # Half a unit in the last place of float16, and the sum's own error in float32.
+            assert np.all(np.abs(got.astype(np.float64) - exact) <= 0.5001 * np.spacing(exact.astype(np.float16)))
+
+
+def test_only_weights_that_are_multiplied_may_be_held_wider() -> None:
+    zeros = np.zeros((32, 32), np.float16)
+    (group,) = (runnable.group for runnable in load(half_model(zeros, zeros), "jax", "compiled")._executable.runnables)
+    assert {v.name for v in group.weights} == {"w", "v"}
+    assert {v.name for v in group.factors} == {"w"}

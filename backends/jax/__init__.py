@@ -66,6 +66,7 @@ def _backend(device: Any) -> Backend:
     from ep.backends.jax.memory import JaxMemory, borrow, obstacle
 
     on_cpu = device.platform == "cpu"
+    rewrite = sink_transposes if on_cpu else lambda function: function
     return Backend(
         name="jax",
         version=jax.__version__,
@@ -79,13 +80,14 @@ def _backend(device: Any) -> Backend:
         borrow=functools.partial(borrow, device),
         obstacle=functools.partial(obstacle, device),
         to_numpy=namespace.to_numpy,
-        compile=(lambda function: jax.jit(sink_transposes(function))) if on_cpu else jax.jit,
+        compile=lambda function: jax.jit(rewrite(function)),
         is_array=lambda value: isinstance(value, jax.Array),
         start=lambda arrays: None,  # JAX starts by itself
         block=jax.block_until_ready,
         synchronize=_synchronize,
-        ahead=functools.partial(executable.ahead, device),
+        ahead=lambda function, specs: executable.ahead(device, rewrite(function), specs),
         deserialize=functools.partial(executable.deserialize, device),
+        factor=_widened if on_cpu else lambda array: array,
         narrows=_WIDE,
         takes_numpy=True,
         traces_loops=True,
@@ -93,6 +95,11 @@ def _backend(device: Any) -> Backend:
         launch_us=27.0 if on_cpu else 10.0,
         bytes_per_us=10_000.0 if on_cpu else 1_000_000.0,
     )
+
+
+def _widened(array: Any) -> Any:
+    """Float16 and bfloat16 as float32: XLA's CPU compiler would convert them for every product."""
+    return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16) else array
 
 
 def _scope(device: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:

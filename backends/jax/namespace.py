@@ -112,6 +112,8 @@ def cumprod(x: Any, axis: int) -> jax.Array:
 
 def matmul(a: Any, b: Any, dtype: Any = None) -> jax.Array:
     """XLA accumulates halves in float32 by itself; 8-bit products are what accelerators have."""
+    if dtype is None and a.dtype in HALVES and b.dtype == np.float32:  # see `Factor`
+        return jnp.matmul(a.astype(np.float32), b).astype(a.dtype)
     if dtype is None or a.dtype == b.dtype == np.int8:
         return jnp.matmul(a, b, preferred_element_type=dtype)
     return jnp.matmul(a.astype(dtype), b.astype(dtype))

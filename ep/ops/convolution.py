@@ -11,14 +11,14 @@ import numpy as np
 
 from ep.ops.sampling import sample_linear
 from ep.ops.windows import Ints, per_axis, place, sides_of, split_padding
-from ep.registry import Host, op
+from ep.registry import Factor, Host, op
 
 
 @op("Conv")
 def conv(
     xp,
     x,
-    w,
+    w: Factor,
     b=None,
     *,
     auto_pad="NOTSET",
@@ -38,7 +38,7 @@ def conv(
 def conv_transpose(
     xp,
     x,
-    w,
+    w: Factor,
     b=None,
     *,
     auto_pad="NOTSET",

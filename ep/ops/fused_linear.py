@@ -13,13 +13,13 @@ from ep.ops.contrib_activation import fast_gelu
 from ep.ops.fused_normalization import skip_simplified_layer_normalization
 from ep.ops.linear import gemm
 from ep.ops.packed_weights import matmul_nbits
-from ep.registry import OPS, op
+from ep.registry import OPS, Factor, op
 
 MICROSOFT = "com.microsoft"
 
 
 @op("FusedMatMul", domain=MICROSOFT)
-def fused_matmul(xp, A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
+def fused_matmul(xp, A, B: Factor, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
     y = xp.matmul(_turned(xp, A, transA, transBatchA), _turned(xp, B, transB, transBatchB))
     return y if alpha == 1 else y * alpha
 
@@ -69,7 +69,7 @@ def activated(xp: Any, x: Any, name: str, attributes: dict[str, Any]) -> Any:
 
 
 @op("GemmFastGelu", domain=MICROSOFT)
-def gemm_fast_gelu(xp, X, W, bias=None):
+def gemm_fast_gelu(xp, X, W: Factor, bias=None):
     return fast_gelu(xp, xp.matmul(X, W), bias)
 
 

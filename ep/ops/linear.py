@@ -7,23 +7,23 @@ from typing import Any
 
 from ep.errors import InvalidInput
 from ep.ops.precision import in_wide, is_float, wide
-from ep.registry import op
+from ep.registry import Factor, op
 
 
 @op("MatMul")
-def matmul(xp, a, b):
+def matmul(xp, a, b: Factor):
     return xp.matmul(a, b)
 
 
 @op("Gemm", since=7)
-def gemm(xp, a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
+def gemm(xp, a, b: Factor, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
     product = xp.matmul(xp.transpose(a) if transA else a, xp.transpose(b) if transB else b)
     product = _scaled(xp, product, alpha)
     return product if c is None or beta == 0 else product + _scaled(xp, c, beta)
 
 
 @op("Gemm")
-def gemm_1(xp, a, b, c, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
+def gemm_1(xp, a, b: Factor, c, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     return gemm(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
