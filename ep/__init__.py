@@ -39,6 +39,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {  # module -> names; `__init__.pyi` says 
     # run a model
     "ep.session": ("load", "InferenceSession", "Outputs", "HostFallbackWarning"),
     "ep.plan": ("Plan",),
+    "ep.memory_estimate": ("estimate", "Estimate"),
     "ep.packing": ("pack", "Packed"),
     "ep.weight_report": ("Weight", "WeightTable", "WeightTotals"),
     "ep.feeds": ("ValueInfo",),

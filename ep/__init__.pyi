@@ -44,6 +44,12 @@ from ep.kernel import (
 from ep.kernel import (
     KernelMatch as KernelMatch,
 )
+from ep.memory_estimate import (
+    Estimate as Estimate,
+)
+from ep.memory_estimate import (
+    estimate as estimate,
+)
 from ep.packing import (
     Packed as Packed,
 )

@@ -44,6 +44,7 @@ class Backend:
     start: Callable[[Sequence[Any]], Any]  # begins to compute the arrays without waiting
     block: Callable[[Sequence[Any]], Any]  # waits until the arrays are computed
     synchronize: Callable[[], Any]  # waits for all work on the device
+    abstract: Callable[[Function, Specs], Sequence[Any]] | None = None  # results with shapes and dtypes, without data
     overrides: Overrides | None = None
     ahead: Callable[[Function, Specs], tuple[Function, Code]] | None = None  # compiles for these arguments, and stores
     # The function of stored code; where that cannot run in some thread, the other one, which it was made from, may.

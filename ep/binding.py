@@ -125,7 +125,7 @@ class Binder:
             if attribute.type == T.GRAPH:
                 bodies[name] = self._body(attribute.as_graph(), known)
             elif attribute.type == T.TENSOR:
-                attributes[name] = self.store.array(attribute.as_tensor())
+                attributes[name] = self.store.array(attribute.value)  # `as_tensor` checks the type once more, slowly
             elif attribute.type == T.TENSORS:
                 attributes[name] = tuple(map(self.store.array, attribute.value))
             elif attribute.type in (T.INTS, T.FLOATS, T.STRINGS):

@@ -45,14 +45,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=SOURCE",
         help="an .npy file, an .npz file or 'random' (the default of every input)",
     )
-    run.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        type=_dim,
-        metavar="NAME=N",
-        help="size of a symbolic dimension in random inputs (default 1)",
-    )
+    _add_dim(run, "size of a symbolic dimension in random inputs (default 1)")
     run.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
     run.add_argument("--device", default="auto", help="auto, mlx, jax, cpu, gpu, cuda:0 or host")
     run.add_argument("--strict", action="store_true", help="refuse any node that would run on the host")
@@ -61,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--save", metavar="FILE.npz", help="write the outputs to a file")
     look = _command(commands, "inspect", inspect_model, "what is in a model, and which provider takes what")
     look.add_argument("model", help="path of an ONNX file")
+    _add_dim(look, "size of a symbolic dimension, for the estimate of memory (default 1)")
     look.add_argument("--weights", action="store_true", help="which weights a device borrows, which it copies, and why")
     look.add_argument("--device", default="auto", help="the device for --weights: auto, mlx, jax, cpu, … or host")
     pack = _command(commands, "pack", pack_model, "write a model again so that every weight can be borrowed")
@@ -81,6 +75,10 @@ def _command(commands: Any, name: str, function: Any, text: str) -> argparse.Arg
     made.add_argument("--json", action="store_true", help="print one JSON object, for machines")
     made.set_defaults(command=function)
     return made
+
+
+def _add_dim(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("--dim", action="append", default=[], type=_dim, metavar="NAME=N", help=text)
 
 
 class _Version(argparse.Action):
@@ -146,7 +144,7 @@ def inspect_model(options: argparse.Namespace) -> int:
 
     if options.weights:
         return inspect_weights(options)
-    summary = summarize(options.model)
+    summary = summarize(options.model, dict(options.dim))
     if options.json:
         print_json(summary.to_dict())
     else:

@@ -30,16 +30,17 @@ def load_model(source: Source, weights: Any = None, *, copy: bool = False) -> tu
     proto, store, name = read_proto(source, weights, copy=copy)
     import onnx_ir as ir
 
-    _densify(proto.graph)
-    maps = _take_map_types(proto.graph)
     try:
+        _densify(proto.graph)
+        maps = _take_map_types(proto.graph)
         model = ir.serde.deserialize_model(proto)
         model.graph.sort()
         model.graph.meta[MAP_TYPES] = maps
-    except (ir.serde.SerdeError, ValueError, TypeError, KeyError, RuntimeError) as error:
+    except (ir.serde.SerdeError, ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
         raise InvalidModel(
             f"{name} is not a valid ONNX graph.", why=_root_cause(error), fix="export the model again."
         ) from error
+    _check_text(model, name)
     return model, store, name
 
 
@@ -109,6 +110,19 @@ def _check_envelope(proto: onnx.ModelProto, name: str) -> None:
     if not proto.opset_import:
         default = proto.opset_import.add()  # IR version 1 and 2 knew one opset only
         default.domain, default.version = "", 1
+
+
+def _check_text(model: ir.Model, name: str) -> None:
+    """Refuses names that are no UTF-8: protobuf hands them out as bytes, and nothing here expects that."""
+    for node in model.graph.all_nodes():
+        values = [v.name for v in (*node.inputs, *node.outputs) if v is not None]
+        for text in (node.op_type, node.domain, node.name, *values, *node.attributes):
+            if isinstance(text, bytes):
+                raise InvalidModel(
+                    f"{name} has a name that is not text: {text[:40]!r}.",
+                    why="names in ONNX are UTF-8.",
+                    fix="copy or export the model again; the file may be damaged.",
+                )
 
 
 def _densify(graph: onnx.GraphProto) -> None:

@@ -25,6 +25,13 @@ NEWEST_OPSET = {"": 28, "ai.onnx.ml": 6, "ai.onnx.preview.training": 1}
 
 def prepare(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
     """The model as a folded `BoundGraph`; raises one error with all problems of the model."""
+    bound = bind(model, store, name)
+    fold(bound)
+    return remove_unused(bound)
+
+
+def bind(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
+    """As `prepare`, but nothing is computed, and no weight is read."""
     import ep.ops  # noqa: F401 - registers the lowerings
 
     check_opsets(model, name)
@@ -38,8 +45,7 @@ def prepare(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
     binder = Binder(model, store)
     bound = binder.bind(model.graph)
     refuse(binder, name)
-    fold(bound)
-    return remove_unused(bound)
+    return bound
 
 
 def check_opsets(model: ir.Model, name: str) -> None:
@@ -226,4 +232,4 @@ def remove_unused(graph: BoundGraph) -> BoundGraph:
     return graph
 
 
-__all__ = ["PASSES", "prepare"]
+__all__ = ["PASSES", "bind", "prepare"]

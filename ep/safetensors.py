@@ -151,7 +151,7 @@ def shards(index: Path) -> dict[str, tuple[str, ...]]:
         weight_map = json.loads(index.read_bytes(), object_pairs_hook=_unique)["weight_map"]
         files: dict[str, list[str]] = {}
         for tensor, file in weight_map.items():
-            if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+            if not isinstance(file, str) or Path(file).name != file or file in ("", ".", "..") or "\0" in file:
                 raise ValueError(f"it names the file {file!r}, which is not beside it")
             files.setdefault(file, []).append(tensor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

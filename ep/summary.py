@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ class Summary:
     weight_dtypes: dict[str, int]  # bytes of each
     problems: str = ""
     providers: tuple[ProviderReport, ...] = ()
+    memory: dict[str, Any] | None = None  # `ep.Estimate.to_dict`
+    memory_text: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain data, ready for JSON."""
@@ -77,6 +79,8 @@ class Summary:
             "weights": f"{self.weights} tensors, {size(self.weight_bytes)}" + (f" ({dtypes})" if dtypes else ""),
             "nodes": f"{self.nodes}: " + ", ".join(f"{op} {n}" for op, n in self.operators.items()),
         }
+        if self.memory_text:
+            rows["memory"] = self.memory_text
         facts = Table.grid(padding=(0, 2))
         for label, text in rows.items():
             facts.add_row(Text(label, "bold"), Text(text))
@@ -93,17 +97,21 @@ class Summary:
 
 def size(count: int) -> str:
     """Bytes for people: 512 B, 3.1 MiB."""
-    number, units = float(count), ["B", "KiB", "MiB", "GiB"]
+    number, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while number >= 1024 and len(units) > 1:
         number, units = number / 1024, units[1:]
     return f"{number:.0f} B" if units[0] == "B" else f"{number:.1f} {units[0]}"
 
 
-def summarize(source: Any) -> Summary:
-    """Reads a model without running it. A damaged file raises `InvalidModel`; other problems are listed."""
+def summarize(source: Any, shapes: Mapping[str, Any] | None = None) -> Summary:
+    """Reads a model without running it. A damaged file raises `InvalidModel`; other problems are listed.
+
+    `shapes` are those of `ep.estimate`.
+    """
     from ep.dtypes import value_dtype
     from ep.feeds import ValueInfo
     from ep.loader import load_model
+    from ep.memory_estimate import estimate
     from ep.passes import prepare
 
     model, store, name = load_model(source)
@@ -128,7 +136,11 @@ def summarize(source: Any) -> Summary:
         steps = prepare(model, store, name).steps
     except EpError as error:
         return Summary(**{**vars(facts), "problems": str(error)})
-    return Summary(**{**vars(facts), "providers": tuple(_reports(steps))})
+    needed = estimate(source, shapes)
+    return Summary(
+        **{**vars(facts), "providers": tuple(_reports(steps)), "memory": needed.to_dict(),
+           "memory_text": str(needed).partition(": ")[2]}
+    )  # fmt: skip
 
 
 def _op_type(node: Any) -> str:

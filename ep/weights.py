@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ class WeightStore:
 
     def add(self, path: Path) -> tuple[str, Content]:
         """Opens a file that the user named; returns the location under which tensors refer to it, and its bytes."""
-        location = f"\0{path.resolve()}"
+        location = f"\0{os.path.abspath(path)}"
         return location, self._open(location, path, str(path), f"the weights file '{path}' cannot be read.").content
 
     def array(self, tensor: Any) -> np.ndarray:
@@ -138,8 +139,8 @@ class WeightStore:
                 why="a model given as bytes or as a ModelProto does not say where its data files are.",
                 fix="load the model by its path.",
             )
-        path = (self._directories[0] / location).resolve()
-        if Path(location).is_absolute() or not any(map(path.is_relative_to, self._directories)):
+        path = _resolved(self._directories[0], location)
+        if path is None or Path(location).is_absolute() or not any(map(path.is_relative_to, self._directories)):
             raise InvalidModel(
                 f"initializer '{name}' points outside the model's directory: '{location}'.",
                 why="external data must lie beside or below the model file; reading elsewhere is unsafe.",
@@ -160,6 +161,13 @@ class WeightStore:
                         "or name the file that has them: ep.load(…, weights=…).",
                     ) from error
             return self._sources[key]
+
+
+def _resolved(directory: Path, location: str) -> Path | None:
+    try:
+        return None if "\0" in location else (directory / location).resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        return None
 
 
 def directories(path: Path) -> tuple[Path, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -215,6 +216,8 @@ def test_external_data_are_borrowed(tmp_path):
         ("/etc/passwd", {}),
         ("sub/../../w.bin", {}),
         ("link", {}),
+        ("circle", {}),
+        ("nul\0", {}),
         ("w.bin", {"offset": 8}),
         ("w.bin", {"offset": 1 << 70}),
         ("w.bin", {"length": 4}),
@@ -230,6 +233,7 @@ def test_external_data_that_are_not_there(tmp_path, location, place):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "link").symlink_to(secret)
+    (folder / "circle").symlink_to("circle")
     os.mkfifo(folder / "pipe")
     with pytest.raises(InvalidModel, match="'w'") as caught:
         ep.load(external(folder, location, **place), "host")
@@ -386,3 +390,16 @@ def test_every_dtype_of_the_format_is_where_the_library_finds_it():
 def test_a_hundred_thousand_tensors():
     fields = {f"t{i}": entry("F32", [], 4 * i, 4 * i + 4) for i in range(100_000)}
     assert len(parse(header(fields, 400_000), "m")) == 100_000
+
+
+def test_mutations_lead_to_results_or_to_errors_of_our_own():
+    """A short form of `benchmarks/fuzz_weights.py`, which has thousands."""
+    spec = importlib.util.spec_from_file_location(
+        "fuzz_weights", Path(__file__).parents[1] / "benchmarks/fuzz_weights.py"
+    )
+    fuzz = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fuzz)
+    seen = fuzz.run(first=0, count=300)
+    assert seen.total() == 300 and [key for key in seen if "DEFECT" in key] == []
+    assert sum(n for key, n in seen.items() if key.endswith("fine")) > 20
+    assert sum(n for key, n in seen.items() if key.endswith("InvalidModel")) > 100

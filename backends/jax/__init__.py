@@ -81,6 +81,7 @@ def _backend(device: Any) -> Backend:
         obstacle=functools.partial(obstacle, device),
         to_numpy=namespace.to_numpy,
         compile=lambda function: jax.jit(rewrite(function)),
+        abstract=executable.abstract,
         is_array=lambda value: isinstance(value, jax.Array),
         start=lambda arrays: None,  # JAX starts by itself
         block=jax.block_until_ready,

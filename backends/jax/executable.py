@@ -85,3 +85,8 @@ def _dispatched(device: Any, loaded: Any, run: Callable[..., tuple[Any, ...]]) -
         )
     except (ImportError, AttributeError, TypeError):
         return run
+
+
+def abstract(fn: Function, specs: Specs) -> Any:
+    """Return what a function gives for arguments of these shapes and dtypes, without data."""
+    return jax.eval_shape(fn, *(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs))

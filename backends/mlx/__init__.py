@@ -74,6 +74,7 @@ def _backend(device: Any, note: str) -> Backend:
         obstacle=obstacle,
         to_numpy=view,
         compile=compile_,
+        abstract=executable.abstract,
         is_array=lambda value: isinstance(value, mx.array),
         start=lambda arrays: mx.async_eval(*arrays),
         block=lambda arrays: mx.eval(*arrays),
