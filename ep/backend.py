@@ -49,6 +49,7 @@ class Backend:
     ahead: Callable[[Function, Specs], tuple[Function, Code]] | None = None  # compiles for these arguments, and stores
     # The function of stored code; where that cannot run in some thread, the other one, which it was made from, may.
     deserialize: Callable[[bytes, Function | None], Function] | None = None
+    compiles_in_threads: bool = False  # several functions are compiled at a time faster than one after the other
     checks_stored: bool = False  # stored code is another form of the function: its results are compared first
     is_host: bool = False  # NumPy: runs what only the host can, strings among it
     narrows: frozenset[np.dtype[Any]] = frozenset()  # dtypes that lose width outside `scope`

@@ -1,4 +1,4 @@
-"""The command line: `ep run | inspect | pack | doctor | demo`.
+"""The command line: `ep run | inspect | pack | compile | cache | doctor | demo`.
 
 Exit codes: 0 all went well; 1 the model, or its run, failed; 2 the arguments are wrong; 3 a provider or a
 package that the command needs is not available.
@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from ep import context_commands
 from ep.errors import BackendUnavailable, EpError, InvalidInput
 
 OK, FAILED, USAGE, UNAVAILABLE = 0, 1, 2, 3
@@ -64,9 +65,10 @@ def parser() -> argparse.ArgumentParser:
     pack.add_argument("--weights", action="append", metavar="FILE", help="safetensors files with the model's weights")
     pack.add_argument("--no-fold", action="store_true", help="keep nodes whose results are constant")
     pack.add_argument("--shard", type=_bytes, metavar="SIZE", help="spread more data than this over files: 2GB, 500MB")
+    context_commands.add_commands(commands, _command, show)
     _command(commands, "doctor", doctor, "which providers work on this machine, and why others do not")
-    show = _command(commands, "demo", demo, "tell the types of files with a published model, on every provider")
-    show.add_argument("files", nargs="*", help="files to look at (default: those of this project)")
+    files = _command(commands, "demo", demo, "tell the types of files with a published model, on every provider")
+    files.add_argument("files", nargs="*", help="files to look at (default: those of this project)")
     return top
 
 
@@ -210,6 +212,13 @@ def demo(options: argparse.Namespace) -> int:
 
 
 # Printing.
+
+
+def show(report: Any, options: argparse.Namespace) -> int:
+    if options.json:
+        return print_json(report.to_dict())
+    print_rich(str(report))
+    return OK
 
 
 def print_json(data: Any) -> int:

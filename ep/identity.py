@@ -102,7 +102,7 @@ class _Graph:
             if function is not None and not module.startswith("ep."):
                 raise Unstorable(f"{lowering.key} is implemented in {module}, whose source is not known here.")
         return (
-            str(lowering.key), step.opset, id(step) in self.on_host, self.numbers(step.inputs),
+            str(lowering.key), id(step) in self.on_host, self.numbers(step.inputs),
             sorted(step.attributes.items()), [(name, self._body(body)) for name, body in sorted(step.bodies.items())],
             self.numbers(step.outputs),
         )  # fmt: skip

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ep.context_reader import CONTEXTS, expand
 from ep.errors import InvalidModel
 from ep.mapping import Content, read_only
 from ep.named_weights import attach
@@ -22,20 +24,25 @@ MAP_TYPES = "ep.map_types"  # key in `model.graph.meta`: value name → type, wh
 Source = Any  # str | os.PathLike | bytes | onnx.ModelProto
 
 
-def load_model(source: Source, weights: Any = None, *, copy: bool = False) -> tuple[ir.Model, WeightStore, str]:
+def load_model(
+    source: Source, weights: Any = None, *, copy: bool = False, sources: Sequence[str] = ()
+) -> tuple[ir.Model, WeightStore, str]:
     """The model, the store of its weights, and a name for messages; `InvalidModel` says what is wrong with it.
 
     `weights` names safetensors files (see `ep.named_weights`); `copy` reads files into memory instead of mapping them.
+    `sources` are the EPContext sources that the session's providers accept.
     """
     proto, store, name = read_proto(source, weights, copy=copy)
     import onnx_ir as ir
 
+    brought = expand(proto, store.directory, name, sources)
     try:
         _densify(proto.graph)
         maps = _take_map_types(proto.graph)
         model = ir.serde.deserialize_model(proto)
         model.graph.sort()
         model.graph.meta[MAP_TYPES] = maps
+        model.graph.meta[CONTEXTS] = brought
     except (ir.serde.SerdeError, ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
         raise InvalidModel(
             f"{name} is not a valid ONNX graph.", why=_root_cause(error), fix="export the model again."
@@ -166,6 +173,29 @@ def type_string(proto: onnx.TypeProto) -> str:
     if kind == "tensor_type":
         return f"tensor({_element(proto.tensor_type.elem_type)})"
     return kind or "unknown"
+
+
+def map_type(text: str) -> onnx.TypeProto:
+    """The type that `type_string` writes so."""
+    import onnx
+
+    made, (kind, _, inner) = onnx.TypeProto(), text.rstrip(")").partition("(")
+    if kind == "map":
+        key, _, value = inner.partition(",")
+        made.map_type.key_type = _code(key)
+        made.map_type.value_type.CopyFrom(map_type(value))
+    elif kind in ("seq", "optional"):
+        outer = made.sequence_type if kind == "seq" else made.optional_type
+        outer.elem_type.CopyFrom(map_type(inner))
+    else:
+        made.tensor_type.elem_type = _code(inner)
+    return made
+
+
+def _code(element: str) -> int:
+    import onnx
+
+    return onnx.TensorProto.DataType.Value(element.upper())
 
 
 def _element(code: int) -> str:

@@ -76,13 +76,15 @@ def pack(
     proto, store, name = read_proto(model, weights)
     folded = fold_in(proto, model, weights) if fold else 0
     target = _target(out, name)
-    found = [(tensor, Piece(tensor.name, *_data(tensor, store))) for tensor in tensors_of(proto) if _moves(tensor)]
+    found = [
+        (tensor, Piece(tensor.name, *tensor_data(tensor, store))) for tensor in tensors_of(proto) if _moves(tensor)
+    ]
     unique, owner = _once([piece for _, piece in found])
     files = plan_files(target, format, unique, shard_bytes)
     places = {id(piece): (file.name, offset) for file in files for piece, offset in file.places}
     for (tensor, piece), first in zip(found, owner, strict=True):
         refer(tensor, *places[id(first)], len(piece.data))
-    _write(target, proto, files, progress or (lambda done, total: None))
+    write(target, proto, files, progress or (lambda done, total: None))
     names = tuple(file.name for file in files)
     nbytes = sum(len(piece.data) for piece in unique)
     return Packed(target.name, names, len(found), len(found) - len(unique), folded, nbytes)
@@ -108,7 +110,7 @@ def _moves(tensor: onnx.TensorProto) -> bool:
     return math.prod(tensor.dims) * dtype.bitwidth // 8 >= LARGE
 
 
-def _data(tensor: onnx.TensorProto, store: Any) -> tuple[str, tuple[int, ...], memoryview]:
+def tensor_data(tensor: onnx.TensorProto, store: Any) -> tuple[str, tuple[int, ...], memoryview]:
     """Type, shape and little-endian bytes of a tensor, as they are in memory; 4-bit numbers stay packed."""
     import onnx_ir as ir
 
@@ -145,7 +147,7 @@ def _digest(data: memoryview) -> bytes:
 # Writing.
 
 
-def _write(target: Path, proto: onnx.ModelProto, files: Sequence[DataFile], progress: Progress) -> None:
+def write(target: Path, proto: onnx.ModelProto, files: Sequence[DataFile], progress: Progress) -> None:
     """Writes everything beside the target, then renames: the data first, the model that refers to them last."""
     content = proto.SerializeToString()
     total = sum(file.nbytes for file in files) + len(content)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ep import context_saving
 from ep.compile import Context, Counters, Executable
 from ep.context_cache import open_cache
 from ep.context_options import ContextOptions
+from ep.context_reader import CONTEXTS
+from ep.context_saving import Saved
+from ep.context_shelf import registry_of, shelve
 from ep.device_weights import DeviceWeights
 from ep.errors import InvalidInput, UnsupportedModel, did_you_mean
 from ep.feeds import FeedCheck, ValueInfo
@@ -20,6 +25,7 @@ from ep.passes import prepare
 from ep.placement import HOST, Placer
 from ep.plan import Plan, describe_plan
 from ep.program import to_host
+from ep.warmup import Shapes, warm_up
 from ep.weight_report import WeightTable, describe_weights
 
 
@@ -79,12 +85,16 @@ class InferenceSession:
 
         own, configured = split_options(options or {})
         self._providers = tuple(resolve(device, configured) if providers is None else providers)
-        model, store, self._name = load_model(source, weights, copy=own.get("weights") == "copy")
+        registry = registry_of(self._providers)
+        model, store, self._name = load_model(
+            source, weights, copy=own.get("weights") == "copy", sources=tuple(registry)
+        )
         graph = prepare(model, store, self._name)
-        self._graph = graph
+        self._graph, self._model = graph, model
         self._store = store
         self._options = ContextOptions.of(own)
         library = Library(open_cache(self._options.cache))
+        shelve(library, model.graph.meta[CONTEXTS], registry, self._options.trust_native)
         self._context = self._make_context(graph, library, eager=own.get("compile", "on") == "off")
         # Overridable initializers are inputs with a default; all others must be fed.
         self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
@@ -96,6 +106,8 @@ class InferenceSession:
         self._backend = self._providers[0].backend
         if warn or strict:
             self._report(strict)
+        if self._options.write:
+            context_saving.at_load(self, self._options)
 
     def _make_context(self, graph: Any, library: Library, eager: bool) -> Context:
         import ep.host_namespace as host
@@ -127,6 +139,41 @@ class InferenceSession:
             HostFallbackWarning,
             stacklevel=4,
         )
+
+    def warmup(
+        self, shapes: Shapes | Sequence[Shapes] = (), *, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compiles before the first run: for one signature, or for several, some at a time.
+
+        Each is a mapping from inputs to shapes, or from symbolic dimensions to sizes; what is static may be left out.
+        The model runs on zeros of these shapes; where contents matter, give arrays instead of shapes. `progress` is
+        called with the numbers of signatures done and in all.
+
+        Raises:
+            InvalidInput: a name is unknown, or a size is missing.
+            ExecutionError: the model fails on zeros.
+
+        >>> session.warmup([{"input_ids": (1, 128)}, {"input_ids": (8, 128)}])  # doctest: +SKIP
+        """
+        self._context.library.keeping = True
+        signatures = [shapes] if isinstance(shapes, Mapping) else list(shapes) or [{}]
+        warm_up(self, signatures, progress, self._backend.compiles_in_threads)
+
+    def save_context(
+        self, path: str | os.PathLike[str] | None = None, *, embed: bool = False, portable_only: bool = False
+    ) -> Saved:
+        """Writes a context model: compiled groups as `com.microsoft::EPContext` nodes, with the code compiled so far.
+
+        `path` is `<model>_ctx.onnx` beside the model if not given. The stored code is in the model file with `embed`,
+        else in a file beside it; `portable_only` leaves out what serves this kind of machine alone.
+
+        Raises:
+            UnsupportedContext: nothing of the model can be stored.
+            InvalidInput: the path is unknown or cannot be written.
+
+        >>> session.save_context("model_ctx.onnx")  # doctest: +SKIP
+        """
+        return context_saving.save(self, path, embed=embed, portable_only=portable_only)
 
     @property
     def name(self) -> str:

@@ -56,6 +56,11 @@ class WeightStore:
         self._lock = threading.Lock()
 
     @property
+    def directory(self) -> Path | None:
+        """Where external data lie, or `None` for a model without a file."""
+        return self._directories[0] if self._directories else None
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """The files that were opened so far."""
         return tuple(self._sources.values())

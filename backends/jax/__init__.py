@@ -89,6 +89,7 @@ def _backend(device: Any) -> Backend:
         ahead=lambda function, specs: executable.ahead(device, rewrite(function), specs),
         deserialize=functools.partial(executable.deserialize, device),
         factor=_widened if on_cpu else lambda array: array,
+        compiles_in_threads=True,
         narrows=_WIDE,
         takes_numpy=True,
         traces_loops=True,

@@ -43,7 +43,15 @@ def label_encoder_1(xp, x, *, classes_strings=(), default_int64=-1, default_stri
     return names[np.where(known, x, len(classes_strings))]
 
 
-@op("LabelEncoder", domain=ML, since=2, host_only=_strings("keys_strings", "values_strings"))
+def _value_dtype(attributes: dict[str, Any]) -> str:
+    """The dtype of what a LabelEncoder returns, which its schema leaves open."""
+    kinds = {"values_strings": "string", "values_int64s": "int64", "values_floats": "float"}
+    tensor = attributes.get("values_tensor")
+    named = next((kind for name, kind in kinds.items() if attributes.get(name)), "")
+    return named or ("" if tensor is None else "string" if tensor.dtype.kind == "O" else tensor.dtype.name)
+
+
+@op("LabelEncoder", domain=ML, since=2, host_only=_strings("keys_strings", "values_strings"), out=(_value_dtype,))
 def label_encoder_2(
     xp, x, *, default_float=-0.0, default_int64=-1, default_string="_Unused", keys_floats=None, keys_int64s=None,
     keys_strings=None, values_floats=None, values_int64s=None, values_strings=None,
@@ -61,6 +69,7 @@ def label_encoder_2(
     domain=ML,
     since=4,
     host_only=_strings("keys_strings", "values_strings", "keys_tensor", "values_tensor"),
+    out=(_value_dtype,),
 )
 def label_encoder(
     xp, x, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None,

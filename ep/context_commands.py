@@ -1,0 +1,215 @@
+"""What do `ep compile` and `ep cache` do? Compile a model for some shapes into a context model; look into the cache."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ep.context_cache import ContextNotice, Entry, open_cache
+from ep.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from ep.context_writer import Saved
+
+
+def add_commands(commands: Any, command: Any, show: Any) -> None:
+    """Register the commands; `command` makes a parser, `show` prints an object or its `to_dict()`."""
+    made = command(commands, "compile", lambda options: show(compile_model(options), options), COMPILE)
+    made.add_argument("model", help="path of an ONNX file")
+    made.add_argument("-o", "--output", metavar="FILE", help="path of the new model (default MODEL_ctx.onnx)")
+    made.add_argument("--device", default="auto", help="auto, mlx, jax, cpu, gpu or cuda:0")
+    made.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        type=shape,
+        metavar="NAME:1x128",
+        help="shape of an input, or size of a dimension; a name that comes again begins another signature",
+    )
+    place = made.add_mutually_exclusive_group()
+    place.add_argument("--embed", action="store_true", help="store the code in the model file")
+    place.add_argument("--external", action="store_true", help="store it in a file beside the model (default)")
+    made.add_argument("--portable-only", action="store_true", help="store the graph alone, for any machine; no code")
+    look = command(commands, "cache", lambda options: show(look_at_cache(options), options), CACHE)
+    look.add_argument("action", choices=("list", "stats", "clear"), help="show the entries, sum them up, or remove all")
+    look.add_argument("--directory", default="auto", help="a cache other than the user's")
+
+
+COMPILE = "compile a model for some shapes, into a model that starts without compiling"
+CACHE = "the compiled functions that wait for the next process"
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`name:1x128` as name and shape; the name itself may hold colons."""
+    name, separator, sizes = text.rpartition(":")
+    parts = sizes.split("x") if sizes else []
+    if not separator or not name or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME:1x128")
+    return name, tuple(map(int, parts))
+
+
+def signatures(shapes: Sequence[tuple[str, tuple[int, ...]]]) -> list[dict[str, tuple[int, ...]]]:
+    """The shapes in groups of different names."""
+    found: list[dict[str, tuple[int, ...]]] = [{}]
+    for name, sizes in shapes:
+        if name in found[-1]:
+            found.append({})
+        found[-1][name] = sizes
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What `ep compile` did."""
+
+    saved: Saved
+    signatures: int
+    compiled: int
+    loaded: int
+    seconds: float
+    notices: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts as plain data, ready for JSON."""
+        saved = self.saved
+        return {
+            "model": str(saved.model), "blobs": list(map(str, saved.blobs)), "blob_bytes": saved.blob_bytes,
+            "partitions": saved.partitions, "functions": saved.functions, "left_out": list(saved.left_out),
+            "signatures": self.signatures, "compiled": self.compiled, "loaded": self.loaded,
+            "seconds": self.seconds, "notices": list(self.notices),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        saved = self.saved
+        files = ", ".join(str(path) for path in (saved.model, *saved.blobs))
+        lines = [
+            f"{files}: {saved.partitions} partitions, {saved.functions} compiled functions for {self.signatures} "
+            f"signatures, {saved.blob_bytes / 2**20:.2f} MiB; {self.compiled} compiled and {self.loaded} found in the "
+            f"cache, in {self.seconds:.1f} s"
+        ]
+        return "\n".join([*lines, *map("note: {}".format, (*saved.left_out, *self.notices))])
+
+
+def compile_model(options: argparse.Namespace) -> Compiled:
+    """Compile a model for the shapes asked for, and write the context model."""
+    from ep.session import load
+
+    started = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught, _progress(options.json) as progress:
+        warnings.simplefilter("always", ContextNotice)
+        session = load(options.model, options.device)
+        wanted = signatures(options.shape)
+        dynamic = not options.shape and any(None in _static(info) for info in session.inputs)
+        if options.portable_only or dynamic:
+            wanted = []
+        if dynamic and not options.portable_only:
+            raise InvalidInput(
+                f"{session.name} has inputs with dynamic shapes, and --shape says for which to compile.",
+                why="its inputs are " + "; ".join(map(str, session.inputs)) + ".",
+                fix="pass --shape NAME:1x128 for each of them, or --portable-only to store the graph alone.",
+            )
+        if wanted:
+            session.warmup(wanted, progress=progress)
+        saved = session.save_context(options.output, embed=options.embed, portable_only=options.portable_only)
+    notices = tuple(str(w.message) for w in caught if issubclass(w.category, ContextNotice))
+    counters = session.counters
+    seconds = time.perf_counter() - started
+    return Compiled(saved, len(wanted), counters.misses, counters.loaded, seconds, notices)
+
+
+def _static(info: Any) -> list[int | None]:
+    return [None] if info.shape is None else [d if isinstance(d, int) else None for d in info.shape]
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Any]:
+    """A bar on the terminal, with the time that is spent, over the signatures that are compiled."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+# The cache.
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What is in a cache, or was."""
+
+    directory: Path
+    action: str
+    limit: int
+    entries: tuple[Entry, ...]
+    facts: tuple[tuple[str, str], ...]  # source and fingerprint of each entry, for `list`
+    removed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts as plain data, ready for JSON."""
+        total = sum(entry.size for entry in self.entries)
+        found: dict[str, Any] = {"directory": str(self.directory), "limit_bytes": self.limit}
+        if self.action == "clear":
+            return found | {"removed": self.removed}
+        found |= {"entries": len(self.entries), "bytes": total}
+        if self.action == "list":
+            found["list"] = [
+                {"key": e.key, "bytes": e.size, "used": e.used, "source": source, "fingerprint": made_for}
+                for e, (source, made_for) in zip(self.entries, self.facts, strict=True)
+            ]
+        return found
+
+    def __str__(self) -> str:
+        if self.action == "clear":
+            return f"{self.directory}: {self.removed} entries removed"
+        total = sum(entry.size for entry in self.entries)
+        lines = [
+            f"{self.directory}: {len(self.entries)} entries, {total / 2**20:.1f} MiB of at most "
+            f"{self.limit / 2**20:.0f} MiB"
+        ]
+        lines += [
+            f"  {e.key[:12]}  {e.size / 2**10:9.1f} KiB  {time.strftime('%Y-%m-%d %H:%M', time.localtime(e.used))}  "
+            f"{source}  {made_for}"
+            for e, (source, made_for) in zip(self.entries, self.facts, strict=False)
+        ]
+        return "\n".join(lines)
+
+
+def look_at_cache(options: argparse.Namespace) -> CacheReport:
+    """List, sum up or clear a cache."""
+    cache = open_cache(options.directory)
+    if cache is None:
+        raise InvalidInput(
+            "the cache is off.",
+            why="the environment variable EP_CONTEXT_CACHE says so.",
+            fix="pass --directory PATH, or change the variable.",
+        )
+    removed = cache.clear() if options.action == "clear" else 0
+    entries = tuple(sorted(cache, key=lambda entry: -entry.used))
+    facts = tuple(map(_facts, entries)) if options.action == "list" else ()
+    return CacheReport(cache.directory, options.action, cache.limit, entries, facts, removed)
+
+
+def _facts(entry: Entry) -> tuple[str, str]:
+    from ep.container import unpack
+    from ep.errors import InvalidModel
+
+    try:
+        held = unpack(entry.path.read_bytes())
+    except OSError as error:
+        return "gone", str(error.strerror or error)
+    except InvalidModel as error:
+        return "damaged", error.why
+    return held.source, held.fingerprint

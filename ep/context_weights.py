@@ -1,0 +1,99 @@
+"""Where do the weights of a context model lie? Where the original's do, if that is beside; else in a file of its own.
+
+Tensors of the original file itself come into the new one, as long as it stays below protobuf's limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ep.data_files import DataFile, Piece, plan_files
+from ep.named_weights import refer
+from ep.packing import tensor_data
+from ep.proto_graphs import graphs
+from ep.wire import IN_FILE
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ep.weights import WeightStore
+
+MOST_INLINE = 1 << 30  # bytes of weights in the model file; a protobuf file ends at 2 GiB
+
+
+def place(proto: onnx.ModelProto, store: WeightStore, path: Path) -> list[DataFile]:
+    """Let every external initializer be found from the model file `path`; the files to write for that."""
+    moved, inline = [], 0
+    for tensor in _external(proto):
+        location = next(entry.value for entry in tensor.external_data if entry.key == "location")
+        if location == IN_FILE:
+            dtype, shape, data = tensor_data(tensor, store)
+            inline += len(data)
+            if inline <= MOST_INLINE:
+                _inline(tensor, data)
+            else:
+                moved.append((tensor, Piece(tensor.name, dtype, shape, data)))
+        elif not _reachable(tensor, location, store, path):
+            moved.append((tensor, Piece(tensor.name, *tensor_data(tensor, store))))
+    files = plan_files(path, "external", [piece for _, piece in moved], None) if moved else []
+    places = {id(piece): (file.name, offset) for file in files for piece, offset in file.places}
+    for tensor, piece in moved:
+        refer(tensor, *places[id(piece)], len(piece.data))
+    return files
+
+
+def inline_attributes(proto: onnx.ModelProto, store: WeightStore) -> None:
+    """Bring tensors of attributes back into the graph, which has to travel without the original's file."""
+    import onnx
+
+    for graph in graphs(proto.graph):
+        for node in graph.node:
+            for attribute in node.attribute:
+                for tensor in (*([attribute.t] if attribute.HasField("t") else ()), *attribute.tensors):
+                    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                        _inline(tensor, tensor_data(tensor, store)[2])
+
+
+def as_bytes(tensor: onnx.TensorProto, twin: onnx.TensorProto, name: str) -> None:
+    """Make `twin` the uint8 tensor of the bytes of a tensor; it shares external data."""
+    import onnx
+    import onnx_ir as ir
+
+    nbytes = (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    twin.CopyFrom(tensor)
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        _inline(twin, ir.serde.deserialize_tensor(tensor).tobytes())
+    twin.name, twin.data_type = name, onnx.TensorProto.UINT8
+    twin.ClearField("dims")
+    twin.dims.append(nbytes)
+
+
+def _external(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    import onnx
+
+    for graph in graphs(proto.graph):
+        yield from (t for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def _inline(tensor: onnx.TensorProto, data: bytes | memoryview) -> None:
+    import onnx
+
+    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
+        tensor.ClearField(field)
+    tensor.data_location = onnx.TensorProto.DEFAULT
+    tensor.raw_data = bytes(data)
+
+
+def _reachable(tensor: onnx.TensorProto, location: str, store: WeightStore, path: Path) -> bool:
+    """Whether the file lies beside or below the new model; the tensor then refers to it from there."""
+    base = path.parent.resolve()
+    file = Path(location[1:]) if location.startswith("\0") else (store.directory or Path()) / location
+    if not file.resolve().is_relative_to(base):
+        return False
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = file.resolve().relative_to(base).as_posix()
+    return True

@@ -1,0 +1,356 @@
+"""How does a session become a context model? Each compiled group of nodes becomes one `com.microsoft::EPContext` node.
+
+The schema is onnxruntime's. The first node of a source carries the container (`main_context=1`), for all partitions
+and signatures; the others name their partition in it. Weights stay initializers, and are inputs of the nodes. Nodes of
+the host, and groups with a border that such a node cannot have, stay as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ep import context_weights
+from ep.backend import NotStorable
+from ep.container import Boundary, Code, Container, Cut, Partition, pack
+from ep.context_reader import DOMAIN, OP_TYPE, ORDER
+from ep.data_files import DataFile
+from ep.errors import UnsupportedContext
+from ep.identity import fingerprint
+from ep.library import Library
+from ep.loader import MAP_TYPES, map_type
+from ep.one_opset import shared_opsets
+from ep.packing import write
+from ep.partition import Group
+from ep.placement import HOST
+from ep.proto_graphs import order, outer_reads, sliced, subgraphs, walk
+from ep.wire import LARGE
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+    from ep.weights import WeightStore
+
+SUFFIX = ".epctx"
+MOST_EMBEDDED = 3 << 29  # bytes; a protobuf file ends at 2 GiB
+CARRIED = frozenset(  # element types of the node's schema
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 bfloat16".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was written: the files, the partitions, the stored functions with their bytes, and what was left out."""
+
+    model: Path
+    blobs: tuple[Path, ...]
+    partitions: int
+    functions: int
+    blob_bytes: int
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a context model is made from: a session's graph and groups, its stored code, and where its weights lie."""
+
+    name: str
+    model: ir.Model
+    dtypes: Mapping[Any, np.dtype | None]
+    groups: Sequence[Group]
+    providers: Sequence[Any]
+    library: Library
+    store: WeightStore
+
+
+def write_model(source: Source, path: Path, *, embed: bool, portable_only: bool) -> Saved:
+    """Write the context model, and its container beside it unless it is to be embedded.
+
+    Raises:
+        UnsupportedContext: no group of the model can be stored.
+        InvalidInput: a file cannot be written.
+    """
+    writer = _Writer(source)
+    writer.cover()
+    blobs = writer.finish(portable_only)
+    embed = embed and sum(map(len, blobs.values())) < MOST_EMBEDDED
+    names = {key: f"{path.stem}{f'_{i}' if i else ''}{SUFFIX}" for i, key in enumerate(blobs)}
+    for node in writer.primaries:
+        where = _text(node, "source")
+        _set(node, embed_mode=int(embed), ep_cache_context=blobs[where] if embed else names[where])
+    weights = context_weights.place(writer.proto, source.store, path)
+    files = [] if embed else [DataFile(names[key], blob, ()) for key, blob in blobs.items()]
+    write(path, writer.proto, [*weights, *files], lambda done, total: None)
+    size = sum(map(len, blobs.values()))
+    written = tuple(path.with_name(file.name) for file in files)
+    return Saved(path, written, len(writer.nodes), writer.functions, size, tuple(writer.left_out))
+
+
+class _Writer:
+    """Builds the context model in `proto`, and the containers."""
+
+    def __init__(self, source: Source) -> None:
+        import onnx_ir as ir
+
+        self.source = source
+        self.proto: onnx.ModelProto = ir.serde.serialize_model(source.model)
+        self.graph = self.proto.graph
+        opsets, why = shared_opsets(source.model.graph)
+        if why:
+            raise UnsupportedContext(source.providers[0].name, f"{source.name} has no single opset: {why}.")
+        for opset in self.proto.opset_import:
+            opset.version = opsets[opset.domain]
+        _restore_maps(source, self.graph)
+        _modern(self.proto)
+        _lift_constants(self.graph, self.graph)
+        context_weights.inline_attributes(self.proto, source.store)
+        for index, node in enumerate(self.graph.node):
+            node.metadata_props.add(key=ORDER, value=str(index))
+        self.types = {v.name: _tensor_type(v, source.dtypes) for v in source.dtypes if v.name}
+        self.weights = {t.name: t for t in self.graph.initializer}
+        self.nodes: list[onnx.NodeProto] = []  # the EPContext nodes
+        self.primaries: list[onnx.NodeProto] = []
+        self.partitions: dict[str, list[Partition]] = {}  # by source
+        self.left_out: list[str] = []
+        self.functions = 0
+
+    def cover(self) -> None:
+        """Make a node of each group that can be one, and leave the rest of the graph around them."""
+        makers = {p.name: key for p in self.source.providers for key in p.context_source_keys()[:1]}
+        produced = {name: node for node in self.graph.node for name in node.output if name}
+        for group in self.source.groups:
+            if group.kind == HOST or group.provider not in makers or not group.outputs:
+                continue
+            why = self._cover_one(group, makers[group.provider], produced)
+            if why:
+                self.left_out.append(f"{len(group.steps)} nodes from '{group.steps[0].name}' stay as they are: {why}")
+        if not self.nodes:
+            raise UnsupportedContext(
+                self.source.providers[0].name,
+                f"nothing of {self.source.name} can be stored as a compiled function: "
+                + ("; ".join(self.left_out) or "all its nodes run on the host, or were computed at load")
+                + ".",
+            )
+        self._rebuild(produced)
+
+    def _cover_one(self, group: Group, source: str, produced: Mapping[str, onnx.NodeProto]) -> str:
+        """Why the group cannot be an EPContext node, or "" after it became one."""
+        import onnx
+
+        outputs = [v.name for v in group.outputs]
+        border = {v.name for v in (*group.inputs, *group.host_inputs)} | self.weights.keys()
+        nodes, free = sliced(self.graph.node, produced, outputs, border)
+        inputs = [n for n in free if n not in self.weights] + [n for n in free if n in self.weights]
+        if not inputs:
+            return "it has no inputs"
+        wrong = [n for n in (*inputs, *outputs) if not (n in self.weights or self._carried(n))]
+        wrong += [n for n in inputs if n in self.weights and self._weight(n).dtype == "string"]
+        if wrong:
+            return f"'{wrong[0]}' is no tensor of a type that EPContext nodes carry"
+        name = f"{source.replace('.', '_')}_{len(self.nodes)}"
+        before = [self._weight(n) if n in self.weights else self._boundary(n) for n in inputs]
+        graph = self._portable(name, nodes, inputs, outputs)
+        self.partitions.setdefault(source, []).append(
+            Partition(name, tuple(before), tuple(map(self._boundary, outputs)), graph)
+        )
+        names = [self._packed(n) if b.packed else n for n, b in zip(inputs, before, strict=True)]
+        node = onnx.helper.make_node(OP_TYPE, names, outputs, name, domain=DOMAIN)
+        _set(node, source=source, partition_name=name, onnx_model_filename=self.source.name)
+        primary = len(self.partitions[source]) == 1
+        _set(node, main_context=int(primary))
+        self.primaries += [node] if primary else []
+        self.nodes.append(node)
+        return ""
+
+    def _carried(self, name: str) -> bool:
+        found = self.types.get(name)
+        return found is not None and found[0] in CARRIED
+
+    def _boundary(self, name: str) -> Boundary:
+        found = self.types[name]
+        assert found is not None
+        return Boundary(*found)
+
+    def _weight(self, name: str) -> Boundary:
+        """A weight by its true type; one that the node cannot carry crosses as bytes."""
+        import onnx
+        import onnx_ir as ir
+
+        tensor = self.weights[name]
+        if tensor.data_type == onnx.TensorProto.STRING:
+            return Boundary("string")
+        dtype = ir.DataType(tensor.data_type).numpy().name
+        return Boundary(dtype, tuple(tensor.dims), dtype not in CARRIED)
+
+    def _packed(self, name: str) -> str:
+        """The name of the initializer that holds the bytes of a weight."""
+        twin = f"{name}__bytes"
+        if twin not in self.weights:
+            self.weights[twin] = self.graph.initializer.add()
+            context_weights.as_bytes(self.weights[name], self.weights[twin], twin)
+        return twin
+
+    def _portable(
+        self, name: str, nodes: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]
+    ) -> bytes:
+        import onnx
+
+        inner = {o for node in nodes for o in node.output} - set(outputs)
+        graph = onnx.helper.make_graph(
+            nodes,
+            name,
+            [self._info(n) for n in inputs],
+            [self._info(n) for n in outputs],
+            value_info=[info for info in self.graph.value_info if info.name in inner],
+        )
+        used = {node.domain for node in walk(graph)}
+        opsets = [o for o in self.proto.opset_import if o.domain in used]
+        model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=self.proto.ir_version)
+        return model.SerializeToString(deterministic=True)
+
+    def _info(self, name: str) -> onnx.ValueInfoProto:
+        import onnx
+
+        if name in self.weights:
+            tensor = self.weights[name]
+            return onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+        found = self.types[name]
+        assert found is not None
+        return tensor_info(name, *found)
+
+    def _rebuild(self, produced: Mapping[str, onnx.NodeProto]) -> None:
+        """Keep the nodes that the graph's outputs need beside the EPContext nodes, in an order that works."""
+        made = {**produced, **{name: node for node in self.nodes for name in node.output}}
+        nodes = order([v.name for v in self.graph.output], made)
+        names = {name for node in nodes for name in outer_reads(node)} | {v.name for v in self.graph.output}
+        declared = {v.name for v in (*self.graph.input, *self.graph.output)}
+        kept = {name for node in nodes for name in node.output}
+        infos = {info.name: info for info in self.graph.value_info if info.name in kept}
+        infos |= {n: self._info(n) for node in self.nodes for n in node.output if n not in declared}
+        weights = [t for t in self.weights.values() if t.name in names or t.name in declared]
+        for field, items in (("node", nodes), ("value_info", infos.values()), ("initializer", weights)):
+            items = list(items)
+            self.graph.ClearField(field)
+            getattr(self.graph, field).extend(items)
+        primaries = {node.name for node in self.primaries}
+        self.nodes = [node for node in self.graph.node if node.domain == DOMAIN and node.op_type == OP_TYPE]
+        self.primaries = [node for node in self.nodes if node.name in primaries]
+        if all(o.domain != DOMAIN for o in self.proto.opset_import):
+            self.proto.opset_import.add(domain=DOMAIN, version=1)
+
+    def finish(self, portable_only: bool) -> dict[str, bytes]:
+        """The container of each source; sets what the nodes say of it."""
+        blobs = {}
+        for node in self.nodes:
+            source = _text(node, "source")
+            backend = next(p for p in self.source.providers if source in p.context_source_keys()).backend
+            if source not in blobs:
+                codes = () if portable_only else tuple(self._codes(backend))
+                cuts = tuple(Cut(k, s) for k, (p, s) in self.source.library.cuts.items() if p == backend.name)
+                facts = source, backend.version, fingerprint(backend)
+                blobs[source] = pack(Container(*facts, tuple(self.partitions[source]), codes, cuts))
+                self.functions += len(codes)
+                digest = hashlib.sha256(blobs[source]).hexdigest()
+                _set(node, max_size=len(blobs[source]), notes=f"sha256={digest}")
+            _set(node, ep_sdk_version=f"{backend.name} {backend.version}", hardware_architecture=str(backend.device))
+        return blobs
+
+    def _codes(self, backend: Any) -> Iterator[Code]:
+        library = self.source.library
+        for key, made in list(library.made.items()):
+            if made.provider != backend.name:
+                continue
+            try:
+                yield Code(key, made.arguments, made.code())
+            except NotStorable as why:
+                self.left_out.append(f"a compiled function is not stored: {why}")
+        self.left_out += [f"the code of '{node}' is not stored: {why}" for node, why in library.refused.items()]
+
+
+def tensor_info(name: str, dtype: str, shape: Sequence[int | None] | None) -> onnx.ValueInfoProto:
+    """The declaration of a tensor; unknown dimensions stay unknown."""
+    import onnx
+    import onnx_ir as ir
+
+    code = int(ir.DataType.from_numpy(np.dtype(dtype)))
+    return onnx.helper.make_tensor_value_info(name, code, shape)
+
+
+def _tensor_type(value: Any, dtypes: Mapping[Any, np.dtype | None]) -> tuple[str, tuple[int | None, ...] | None] | None:
+    """Dtype name and shape of an `onnx_ir.Value`; None unless it is a tensor of a known numeric dtype."""
+    declared = value
+    while declared is not None and dtypes.get(declared) is None:
+        declared = _inner(declared)  # the schemas of If, Loop and Scan do not tell, their bodies do
+    dtype = dtypes.get(declared)
+    if dtype is None or dtype.hasobject or type(declared.type).__name__ in ("SequenceType", "OptionalType"):
+        return None
+    shape = None if value.shape is None else tuple(d if isinstance(d, int) else None for d in value.shape)
+    return dtype.name, shape if shape is None or all(d is None or d >= 0 for d in shape) else None
+
+
+def _inner(value: Any) -> Any:
+    """What a node with a body returns as this value of it, or None."""
+    node = value.producer()
+    if node is None:
+        return None
+    bodies = {n: a.value for n, a in node.attributes.items() if n in ("then_branch", "else_branch", "body")}
+    body = next(iter(bodies.values()), None)
+    index = node.outputs.index(value) + (node.op_type == "Loop")
+    return body.outputs[index] if body is not None and index < len(body.outputs) else None
+
+
+def _restore_maps(source: Source, graph: onnx.GraphProto) -> None:
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.name in source.model.graph.meta.get(MAP_TYPES, {}):
+            value.type.CopyFrom(map_type(source.model.graph.meta[MAP_TYPES][value.name]))
+
+
+def _modern(proto: onnx.ModelProto) -> None:
+    """Before IR version 4, initializers were inputs too; since then such an input may be fed."""
+    if proto.ir_version < 4:
+        weights = {t.name for t in proto.graph.initializer}
+        inputs = [v for v in proto.graph.input if v.name not in weights]
+        proto.graph.ClearField("input")
+        proto.graph.input.extend(inputs)
+        proto.ir_version = 4
+
+
+def _lift_constants(graph: onnx.GraphProto, main: onnx.GraphProto) -> None:
+    """Large constants of nodes are weights: they become initializers of the main graph."""
+    kept = []
+    for node in graph.node:
+        for subgraph in subgraphs(node):
+            _lift_constants(subgraph, main)
+        tensor = node.attribute[0].t if node.op_type == "Constant" and node.attribute[0].name == "value" else None
+        if tensor is not None and not node.domain and _nbytes(tensor) > LARGE:
+            tensor.name = node.output[0]
+            main.initializer.append(tensor)
+        else:
+            kept.append(node)
+    if len(kept) < len(graph.node):
+        graph.ClearField("node")
+        graph.node.extend(kept)
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    import onnx_ir as ir
+
+    return math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8
+
+
+def _set(node: onnx.NodeProto, **values: Any) -> None:
+    import onnx
+
+    for name, value in values.items():
+        node.attribute.append(onnx.helper.make_attribute(name, value))
+
+
+def _text(node: onnx.NodeProto, name: str) -> str:
+    return next(a.s.decode() for a in node.attribute if a.name == name)
