@@ -15,7 +15,7 @@ import pytest
 import ep
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/context.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/context.md", "docs/onnxruntime.md")
 
 if not (ROOT / "README.md").exists():
     pytest.skip("the tests run without the repository around them", allow_module_level=True)

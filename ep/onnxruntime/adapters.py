@@ -85,6 +85,10 @@ class AdapterFormat:
         """The version of the model that it belongs to."""
         return self._versions[1]
 
+    format_version = property(get_format_version, doc="The version of the file format.")
+    adapter_version = property(get_adapter_version, set_adapter_version, doc="The adapter's own version.")
+    model_version = property(get_model_version, set_model_version, doc="The version of the model it belongs to.")
+
     def set_parameters(self, params: dict[str, OrtValue]) -> None:
         """Sets the parameters, by the names of the inputs that take them."""
         self._parameters = dict(params)
@@ -92,6 +96,8 @@ class AdapterFormat:
     def get_parameters(self) -> dict[str, OrtValue]:
         """The parameters, by the names of the inputs that take them."""
         return dict(self._parameters)
+
+    parameters = property(get_parameters, set_parameters, doc="The parameters.")
 
 
 def read(path: str | os.PathLike[str]) -> tuple[int, int, dict[str, np.ndarray]]:

@@ -54,6 +54,7 @@ class _Checker:
                 if name and name in own:
                     raise self.fail(Fail, f"{_INVALID} Error: Duplicate definition of name ({name}).")
                 own.add(name)
+                types.setdefault(name, "")
         known |= own
         for node in graph.node:
             self._inputs(node, known)

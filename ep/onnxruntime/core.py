@@ -17,6 +17,7 @@ from ep.onnxruntime.messages import log
 from ep.onnxruntime.options import RunOptions, SessionOptions
 from ep.onnxruntime.providers import choose
 from ep.onnxruntime.pybind import STATE, incompatible, unpicklable
+from ep.onnxruntime.recent import shared
 from ep.onnxruntime.values import COrtValue, OrtValueVector
 
 _RECORD = "session.record_ep_graph_assignment_info"
@@ -39,9 +40,8 @@ class CInferenceSession:
         self._options = options._copy()
         self._profile = profiling.Profile(options.profile_file_prefix) if options.enable_profiling else None
         started = self._profile.now() if self._profile else 0
-        self._opened = model.open_model(path, content, options)
-        checks.check(self._opened.proto, self._opened.where)
-        self._inferred = model.infer(self._opened.proto, self._opened.where)
+        self._key = model.identity(path, content, options)
+        self._opened, self._inferred = shared(self._key, lambda: _read(path, content, options))
         if self._profile:
             self._profile.add("Session", f"model_loading_{'array' if path is None else 'uri'}", started)
 
@@ -49,18 +49,13 @@ class CInferenceSession:
         self, providers: Sequence[str], options: Sequence[Mapping[str, str]], disabled_optimizers: Any = ()
     ) -> None:
         """Loads the model on the first of these providers."""
-        from ep.session import InferenceSession
-
         del disabled_optimizers  # no rewrite changes results
         started = self._profile.now() if self._profile else 0
         self._chosen = list(zip(providers, options, strict=True))
         device, settings = choose(self._chosen)
-        try:
-            self._session = InferenceSession(self._opened.source, device, options=settings, warn=False)
-        except EpError as error:
-            raise while_loading(error, self._opened.where) from error
-        self._provider = self._session._providers[0]
-        self._feeds = Feeds(self._opened.proto, self._provider)
+        key = None if self._key is None else (self._key, device, tuple(sorted(settings.items())))
+        self._session, self._feeds = shared(key, lambda: _loaded(self._opened, device, settings))
+        self._provider = self._feeds.provider
         self._names = tuple(value.name for value in self._opened.proto.graph.output)
         self._say_fallbacks()
         if self._options.optimized_model_filepath:
@@ -289,6 +284,24 @@ class CInferenceSession:
     def webgpu_context_id(self) -> int:
         """-1: there is no WebGPU here."""
         return -1
+
+
+def _read(path: str | None, content: bytes | None, options: SessionOptions) -> tuple[model.Opened, Any]:
+    """A model that passed the checks, and its graph with inferred shapes."""
+    opened = model.open_model(path, content, options)
+    checks.check(opened.proto, opened.where)
+    return opened, model.infer(opened.proto, opened.where)
+
+
+def _loaded(opened: model.Opened, device: str, settings: Mapping[str, str]) -> tuple[Any, Feeds]:
+    """The session of `ep` that runs a model, and what it may be fed."""
+    from ep.session import InferenceSession
+
+    try:
+        session = InferenceSession(opened.source, device, options=settings, warn=False)
+    except EpError as error:
+        raise while_loading(error, opened.where) from error
+    return session, Feeds(opened.proto, session._providers[0])
 
 
 def owned(result: Any, backend: Any) -> Any:

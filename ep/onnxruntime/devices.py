@@ -7,7 +7,7 @@ import platform
 from typing import Any
 
 from ep.onnxruntime import enums
-from ep.onnxruntime.pybind import COLLECTION, STATE, unpicklable
+from ep.onnxruntime.pybind import COLLECTION, STATE, anything, unpicklable
 
 TYPES = {"cpu": 0, "cuda": 1, "gpu": 1, "webgpu": 1, "dml": 1, "fpga": 2, "npu": 3, "cann": 3}
 VENDORS = {
@@ -122,9 +122,17 @@ class OrtMemoryInfo:
     __module__ = STATE
     __reduce_ex__ = unpicklable
 
+    name = anything("The name that the user gave it.")
+    allocator_type = anything("An `OrtAllocatorType`; no effect.")
+    device_id = anything("Which device of its kind.")
+    mem_type = anything("An `OrtMemType`.")
+    device_mem_type = anything("An `OrtDeviceMemoryType`.")
+    device_vendor_id = anything("The PCI number of the vendor.")
+
     def __init__(self, name: str, allocator_type: Any, device_id: int, mem_type: Any) -> None:
+        self._values: dict[str, Any] = {}
         self.name, self.allocator_type, self.device_id, self.mem_type = name, allocator_type, device_id, mem_type
-        self.device_mem_type: Any = enums.OrtDeviceMemoryType.DEFAULT
+        self.device_mem_type = enums.OrtDeviceMemoryType.DEFAULT
         self.device_vendor_id = 0
 
     @staticmethod
@@ -155,8 +163,16 @@ class OrtArenaCfg:
     __module__ = STATE
     _FIELDS = ("max_mem", "arena_extend_strategy", "initial_chunk_size_bytes", "max_dead_bytes_per_chunk")
 
+    max_mem = anything("No effect.")
+    arena_extend_strategy = anything("No effect.")
+    initial_chunk_size_bytes = anything("No effect.")
+    max_dead_bytes_per_chunk = anything("No effect.")
+    initial_growth_chunk_size_bytes = anything("No effect.")
+    max_power_of_two_extend_bytes = anything("No effect.")
+
     def __init__(self, *arguments: Any) -> None:
         """Four numbers, or one dictionary of them."""
+        self._values: dict[str, Any] = {}
         self.initial_growth_chunk_size_bytes = self.max_power_of_two_extend_bytes = -1
         given = arguments[0] if len(arguments) == 1 else dict(zip(self._FIELDS, arguments, strict=True))
         for name in self._FIELDS:
@@ -210,6 +226,12 @@ class OrtSyncStream:
     """Unsupported: the array library has its own streams."""
 
     __module__ = STATE
+
+    def get_handle(self) -> int:
+        """Unsupported: the array library has its own streams."""
+        from ep.onnxruntime.options import failure_of
+
+        raise failure_of("OrtSyncStream", "results are complete when a run returns.")
 
 
 def _version() -> str:

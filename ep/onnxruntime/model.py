@@ -18,7 +18,8 @@ import numpy as np
 
 from ep.onnxruntime.elements import DTYPES, NAMES, STRING
 from ep.onnxruntime.errors import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, failure
-from ep.onnxruntime.pybind import STATE, unpicklable
+from ep.onnxruntime.pybind import STATE, anything, unpicklable
+from ep.onnxruntime.recent import MOST_BYTES, digest
 
 if TYPE_CHECKING:
     import onnx
@@ -57,14 +58,23 @@ class ModelMetadata:
     __module__ = STATE
     __reduce_ex__ = unpicklable
 
+    producer_name = anything("Who made the file.")
+    graph_name = anything("The graph's name.")
+    graph_description = anything("The graph's documentation.")
+    description = anything("The model's documentation.")
+    domain = anything("The model's domain.")
+    version = anything("The model's version; the largest 64-bit integer where the file has none.")
+    custom_metadata_map = anything("The file's own keys and values, a `dict`.")
+
     def __init__(self, proto: onnx.ModelProto) -> None:
-        self.producer_name: str = proto.producer_name
-        self.graph_name: str = proto.graph.name
-        self.graph_description: str = proto.graph.doc_string
-        self.description: str = proto.doc_string
-        self.domain: str = proto.domain
-        self.version: int = proto.model_version if proto.HasField("model_version") else UNSET
-        self.custom_metadata_map: dict[str, str] = {p.key: p.value for p in proto.metadata_props}
+        self._values: dict[str, Any] = {}
+        self.producer_name = proto.producer_name
+        self.graph_name = proto.graph.name
+        self.graph_description = proto.graph.doc_string
+        self.description = proto.doc_string
+        self.domain = proto.domain
+        self.version = proto.model_version if proto.HasField("model_version") else UNSET
+        self.custom_metadata_map = {p.key: p.value for p in proto.metadata_props}
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,27 @@ def open_model(path: str | None, content: bytes | None, options: SessionOptions)
         return Opened(path if path is not None else content, proto, where)
     full = _full(path, content, options)
     return Opened(full, proto, where)
+
+
+def identity(path: str | None, content: bytes | None, options: SessionOptions) -> Any:
+    """What tells this model, as these options load it, from every other; `None` where that is not known for sure."""
+    from ep.registry import OPS
+
+    if options._initializers or options._files:
+        return None
+    try:
+        data = content if path is None else Path(path).read_bytes() if _small(path) else None
+    except OSError:
+        return None
+    mark = None if data is None else digest(data)
+    if mark is None or b"external_data" in (data or b"") or b"location" in (data or b""):
+        return None
+    changes = (*sorted(options._dims.items()), *sorted(options._denotations.items()))
+    return path, mark, changes, len(OPS)
+
+
+def _small(path: str) -> bool:
+    return Path(path).is_file() and Path(path).stat().st_size <= MOST_BYTES
 
 
 def _parse(data: Any, where: str) -> onnx.ModelProto:

@@ -80,8 +80,10 @@ def normalize(
     """
     found: dict[str, dict[str, str]] = {}
     unknown = None
-    for name, options in pairs(providers, provider_options):
-        name = _replaced(name)
+    for asked, options in pairs(providers, provider_options):
+        name = _replaced(asked)
+        if name != asked:  # the options of the provider that it replaces mean nothing to ours
+            options = {key: value for key, value in options.items() if key == "device_id"}
         if name not in get_available_providers():
             available = ", ".join(get_available_providers())
             warnings.warn(

@@ -83,6 +83,11 @@ def a_str(default: str, doc: str) -> Any:
     return setting(check, "str", default, doc)
 
 
+def anything(doc: str) -> Any:
+    """A property that takes whatever it is given."""
+    return setting(lambda value: value, "object", None, doc)
+
+
 def an_enum(default: Enumeration, doc: str) -> Any:
     """A property that takes members of one enumeration, and nothing else."""
     kind = type(default)

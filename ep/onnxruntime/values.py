@@ -64,6 +64,16 @@ class COrtValue:
     ortvalue_from_shape_and_onnx_type = ortvalue_from_shape_and_type
 
     @staticmethod
+    def ortvalue_from_shape_and_type_for_memory_info(
+        shape: Sequence[int], element_type: Any, memory_info: Any
+    ) -> COrtValue:
+        """A value of uninitialised memory of the host."""
+        del memory_info
+        return COrtValue.ortvalue_from_shape_and_type(shape, element_type)
+
+    ortvalue_from_shape_and_onnx_type_for_memory_info = ortvalue_from_shape_and_type_for_memory_info
+
+    @staticmethod
     def ort_value_from_sparse_tensor(sparse: Any) -> COrtValue:
         """A value that holds a `SparseTensor`."""
         return COrtValue(sparse)
@@ -233,6 +243,14 @@ class OrtValueVector(list[COrtValue]):
     def push_back(self, value: Any) -> None:
         """Appends a value, or an array that speaks DLPack."""
         self.append(value if isinstance(value, COrtValue) else COrtValue.from_dlpack(value))
+
+    def push_back_batch(self, tensors: Any, pointers: Any, element_types: Any, shapes: Any, devices: Any) -> None:
+        """Appends values over memory that `tensors` keep alive."""
+        from ep.onnxruntime.iobinding import at_address
+
+        del tensors
+        for pointer, element_type, shape, device in zip(pointers, element_types, shapes, devices, strict=True):
+            self.append(at_address(device, element_type, shape, pointer))
 
     def reserve(self, size: int) -> None:
         """No effect: lists grow by themselves."""

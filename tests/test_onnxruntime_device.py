@@ -1,0 +1,227 @@
+"""Where do the values of `ep.onnxruntime` live, and do many threads get what one gets?"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import threading
+
+import numpy as np
+import pytest
+from onnx import parser
+
+import ep.onnxruntime as ort
+from ep.onnxruntime import providers, recent
+from ep.onnxruntime.capi import onnxruntime_pybind11_state as native
+
+MODEL = (
+    '<ir_version: 8, opset_import: ["": 17]> g (float[N] x, float[N] state) => (float[N] y, float[N] next) '
+    "{ next = Add(state, x)\n y = Mul(next, x) }"
+)
+X = np.arange(1, 5, dtype=np.float32)
+
+
+@pytest.fixture
+def session(accelerator: str) -> ort.InferenceSession:
+    """A model with a state that goes from run to run."""
+    name = f"{accelerator.upper()}ExecutionProvider"
+    return ort.InferenceSession(parser.parse_model(MODEL).SerializeToString(), providers=[name])
+
+
+class Transfers:
+    """Counts how often arrays enter and leave the device."""
+
+    def __init__(self, session: ort.InferenceSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = self.left = 0
+        core, counts = session._sess, self
+        backend = copy.copy(core._provider.backend)
+        enter, to_numpy = backend.asarray, backend.to_numpy
+
+        def entering(array):
+            counts.entered += 1
+            return enter(array)
+
+        def leaving(array):
+            counts.left += 1
+            return to_numpy(array)
+
+        object.__setattr__(backend, "asarray", entering)
+        object.__setattr__(backend, "to_numpy", leaving)
+        monkeypatch.setattr(core._provider, "backend", backend)
+
+
+def held(value: ort.OrtValue):
+    return value._get_c_value()._held
+
+
+def test_a_state_stays_on_the_device_from_run_to_run(session, monkeypatch):
+    count = Transfers(session, monkeypatch)
+    x, state = (ort.OrtValue.ortvalue_from_numpy(array) for array in (X, np.zeros_like(X)))
+    for _ in range(3):
+        y, state = session.run_with_ort_values(None, {"x": x, "state": state})
+        assert session._sess._provider.backend.is_array(held(state))
+    assert (count.entered, count.left) == (1 + 3, 0)  # the first state once, and x for each run
+    np.testing.assert_equal(state.numpy(), 3 * X)
+    np.testing.assert_equal(y.numpy(), 3 * X * X)
+    assert count.left == 2
+    assert state.numpy() is state.numpy() and count.left == 2  # it has moved
+
+
+def test_a_binding_hands_over_the_device_s_own_array(session, monkeypatch):
+    count = Transfers(session, monkeypatch)
+    first, second = session.io_binding(), session.io_binding()
+    first.bind_cpu_input("x", X)
+    first.bind_cpu_input("state", X)
+    first.bind_output("next")
+    session.run_with_iobinding(first)
+    (state,) = first.get_outputs()
+    address = state.data_ptr()
+    entered = count.entered
+    second.bind_ortvalue_input("state", state)
+    second.bind_ortvalue_input("x", state)
+    second.bind_output("y", state.device_name())
+    session.run_with_iobinding(second)
+    assert state.data_ptr() == address and count.entered == entered  # nothing moved
+    np.testing.assert_equal(second.copy_outputs_to_cpu(), [(2 * X + 2 * X) * 2 * X])
+    assert session._sess._provider.backend.is_array(held(state))
+
+
+def test_writing_into_a_result_reaches_the_next_run_and_no_other_value(session):
+    x = ort.OrtValue.ortvalue_from_numpy(X)
+    y, state = session.run_with_ort_values(None, {"x": x, "state": x})
+    (_, later) = session.run_with_ort_values(None, {"x": x, "state": state})
+    state.numpy()[:] = 100
+    (_, written) = session.run_with_ort_values(None, {"x": x, "state": state})
+    np.testing.assert_equal(later.numpy(), 3 * X)
+    np.testing.assert_equal(written.numpy(), 100 + X)
+    y.update_inplace(X + 0.5)
+    np.testing.assert_equal(y.numpy(), X + 0.5)
+
+
+def test_later_writes_into_a_feed_reach_no_result(session):
+    fed = X.copy()
+    value = ort.OrtValue.ortvalue_from_numpy(fed)
+    y, state = session.run_with_ort_values(None, {"x": value, "state": value})
+    results = session.run(None, {"x": fed, "state": fed})
+    fed[:] = 9
+    for got in ([y.numpy(), state.numpy()], results):
+        np.testing.assert_equal(got, [2 * X * X, 2 * X])
+
+
+def test_a_device_of_another_session_is_no_obstacle():
+    pytest.importorskip("jax")
+    pytest.importorskip("mlx")
+    content = parser.parse_model(MODEL).SerializeToString()
+    jax, mlx = (ort.InferenceSession(content, providers=[f"{n}ExecutionProvider"]) for n in ("JAX", "MLX"))
+    x = ort.OrtValue.ortvalue_from_numpy(X)
+    (state,) = jax.run_with_ort_values(["next"], {"x": x, "state": x})
+    (state,) = mlx.run_with_ort_values(["next"], {"x": x, "state": state})
+    np.testing.assert_equal(state.numpy(), 3 * X)
+
+
+def test_eight_threads_get_what_one_gets(session):
+    expected = {k: session.run(None, {"x": X + k, "state": X}) for k in range(8)}
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for _ in range(25):
+            results = session.run(None, {"x": X + k, "state": X})
+            values = session.run_with_ort_values(
+                None, {name: ort.OrtValue.ortvalue_from_numpy(a) for name, a in (("x", X + k), ("state", X))}
+            )
+            for got in (results, [value.numpy() for value in values]):
+                if not all(np.array_equal(a, b) for a, b in zip(got, expected[k], strict=True)):
+                    wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# Providers.
+
+
+def test_the_provider_that_is_asked_for_runs(session, accelerator):
+    assert session.get_providers() == [f"{accelerator.upper()}ExecutionProvider", "CPUExecutionProvider"]
+    assert session._sess._session.providers[0] == accelerator
+    assert session.get_providers()[0] in ort.get_available_providers()
+
+
+def test_the_first_available_provider_runs_everything():
+    content = parser.parse_model(MODEL).SerializeToString()
+    for first in ort.get_available_providers():
+        session = ort.InferenceSession(content, providers=[first], provider_options=[{}])
+        assert session.get_providers()[0] == first
+        np.testing.assert_equal(session.run(["next"], {"x": X, "state": X}), [2 * X])
+
+
+@pytest.mark.parametrize("device", ["host", "jax", "mlx"])
+def test_the_environment_says_what_the_cpu_stands_for(device, monkeypatch):
+    pytest.importorskip({"host": "numpy"}.get(device, device))
+    monkeypatch.setenv(providers.DEVICE, device)
+    session = ort.InferenceSession(parser.parse_model(MODEL).SerializeToString())
+    assert session.get_providers() == ["CPUExecutionProvider"]
+    assert session._sess._session.providers[0] == {"host": "cpu"}.get(device, device)
+
+
+def test_foreign_providers_become_the_nearest_of_ours_and_say_so_once(monkeypatch):
+    pytest.importorskip("jax")
+    monkeypatch.setattr(providers, "nearest", {"CUDAExecutionProvider": providers.JAX}.get)
+    monkeypatch.setattr(providers, "_mapped", set())
+    said: list[tuple] = []
+    ort.set_default_logger_callback(lambda *message: said.append(message))
+    try:
+        for _ in range(2):
+            session = ort.InferenceSession(
+                parser.parse_model(MODEL).SerializeToString(),
+                providers=[("CUDAExecutionProvider", {"device_id": 0, "cudnn_conv_algo_search": "EXHAUSTIVE"})],
+            )
+            assert session.get_providers() == ["JAXExecutionProvider", "CPUExecutionProvider"]
+    finally:
+        ort.set_default_logger_callback(None)
+    (message,) = said
+    assert message[0] == 2 and "JAXExecutionProvider runs this session" in message[4]
+
+
+def test_options_of_our_providers_reach_them():
+    pytest.importorskip("jax")
+    content = parser.parse_model(MODEL).SerializeToString()
+    session = ort.InferenceSession(content, providers=[("JAXExecutionProvider", {"device": "cpu", "compile": "off"})])
+    assert session.get_provider_options()["JAXExecutionProvider"] == {"device": "cpu", "compile": "off"}
+    with pytest.raises(native.EPFail, match="unknown option"):
+        ort.InferenceSession(content, providers=[("JAXExecutionProvider", {"nope": "1"})])
+
+
+# What is shared, and what crosses processes.
+
+
+def test_sessions_of_the_same_small_model_share_what_was_loaded():
+    content = parser.parse_model(MODEL).SerializeToString()
+    one, other = (ort.InferenceSession(content) for _ in range(2))
+    assert one._sess._session is other._sess._session
+    options = ort.SessionOptions()
+    options.add_free_dimension_override_by_name("N", 4)
+    assert ort.InferenceSession(content, options)._sess._session is not one._sess._session
+    recent.forget()
+    assert ort.InferenceSession(content)._sess._session is not one._sess._session
+
+
+def test_only_small_models_are_kept():
+    assert recent.digest(b"x") and recent.digest(bytes(recent.MOST_BYTES + 1)) is None
+    for key in range(3 * recent.MOST_MODELS):
+        recent.shared(("test", key), object)
+    assert len(recent._kept) <= 2 * recent.MOST_MODELS
+    recent.forget()
+
+
+@pytest.mark.parametrize(
+    "value", [ort.GraphOptimizationLevel.ORT_ENABLE_BASIC, native.Fail("[ONNXRuntimeError] : 1 : FAIL : no")]
+)
+def test_constants_and_errors_reach_other_processes(value):
+    here, there = multiprocessing.Pipe()
+    here.send(value)
+    again = there.recv()
+    assert type(again) is type(value) and str(again) == str(value)
