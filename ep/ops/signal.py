@@ -63,6 +63,8 @@ def _transformed(xp: Any, x: Any, axis: int, inverse: bool) -> Any:
 
 @op("STFT", since=17)
 def stft(xp, signal, frame_step: Host, window=None, frame_length: Host = None, *, onesided=1):
+    if signal.ndim == 2:  # a real signal without its axis of one part, as exporters write it and onnxruntime reads it
+        signal = xp.expand_dims(signal, 2)
     if frame_length is not None:
         length = scalar(frame_length)
     else:
