@@ -254,9 +254,8 @@ class CompiledGroup:
         self._weights = self._placed()
 
     def _placed(self) -> list[Any]:
-        group, factor = self.group, self.backend.factor
-        arrays = self.context.weights[group.provider].get(group.weights, self.all_constants)
-        return [factor(a) if v in group.factors else a for v, a in zip(group.weights, arrays, strict=True)]
+        group = self.group
+        return self.context.weights[group.provider].get(group.weights, self.all_constants, group.factors)
 
     def forget(self) -> None:
         """Drops the weights on the device and all compiled code; the next run makes them again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Collection, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -12,6 +12,8 @@ import numpy as np
 
 from ep.backend import Backend
 from ep.weights import WeightStore
+
+WIDENED = "it is only multiplied, and the library is faster at that in a wider dtype"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,46 +35,68 @@ class DeviceWeights:
 
     def __init__(self, backend: Backend, store: WeightStore) -> None:
         self.backend, self.store = backend, store
-        self.placed: dict[Any, Placed] = {}
+        self._placed: dict[tuple[Any, bool], Placed] = {}  # (value, whether widened)
+        self._widens: dict[np.dtype, bool] = {}
         self._lock = threading.Lock()
 
-    def get(self, values: Sequence[Any], constants: MutableMapping[Any, np.ndarray]) -> list[Any]:
-        """The arrays of these values; call it inside the backend's scope."""
+    def get(
+        self, values: Sequence[Any], constants: MutableMapping[Any, np.ndarray], factors: Collection[Any] = ()
+    ) -> list[Any]:
+        """The arrays of these values, of `factors` in the dtype that products are fastest with.
+
+        Call it inside the backend's scope.
+        """
+        keys = [(v, v in factors and self.widens(constants[v].dtype)) for v in values]
         with self._lock:
-            missing = [v for v in values if v not in self.placed]
+            missing = [key for key in dict.fromkeys(keys) if key not in self._placed]
             if missing:
                 self.store.check_whole()
                 self._place(missing, constants)
-            return [self.placed[v].array for v in values]
+            return [self._placed[key].array for key in keys]
+
+    def find(self, value: Any, dtype: np.dtype, is_factor: bool) -> Placed | None:
+        """What a group got for a value, if it got it already."""
+        return self._placed.get((value, is_factor and self.widens(dtype)))
+
+    def widens(self, dtype: np.dtype) -> bool:
+        """Whether the library multiplies arrays of a dtype faster in a wider one."""
+        if dtype not in self._widens:
+            with self.backend.scope():
+                probe = self.backend.asarray(np.zeros(1, dtype)) if dtype in self.backend.dtypes else None
+                self._widens[dtype] = probe is not None and self.backend.factor(probe) is not probe
+        return self._widens[dtype]
 
     def drop(self) -> None:
         """Forgets the arrays; they are made again when a group needs them."""
         with self._lock:
-            self.placed.clear()
+            self._placed.clear()
 
-    def _place(self, values: Iterable[Any], constants: MutableMapping[Any, np.ndarray]) -> None:
-        made = {
-            value: self._shared(constants[value]) for value in dict.fromkeys(values) if self._mapped(constants[value])
-        }
+    def _place(self, keys: Sequence[tuple[Any, bool]], constants: MutableMapping[Any, np.ndarray]) -> None:
+        mapped = [(value, wide) for value, wide in keys if self._mapped(constants[value])]
+        made = {(value, wide): self._shared(constants[value], wide) for value, wide in mapped}
         self.backend.block([placed.array for placed in made.values()])
-        self.placed |= made
-        for value in values:  # computed or parsed, so in this process's memory: one after the other, not all twice
-            if value not in self.placed:
-                placed = Placed(*self.backend.borrow(constants[value]), constants[value])
+        self._placed |= made
+        for value, wide in keys:  # computed or parsed, so in this process's memory: one by one, not all twice
+            if (value, wide) not in self._placed:
+                placed = self._one(constants[value], wide)
                 self.backend.block([placed.array])
-                self.placed[value] = placed if placed.why is None else self._only_on_device(placed)
-                constants[value] = self.placed[value].host
+                placed = placed if placed.why is None else self._only_on_device(placed)
+                self._placed[value, wide], constants[value] = placed, placed.host
+
+    def _one(self, host: np.ndarray, wide: bool) -> Placed:
+        array, why = self.backend.borrow(host)
+        return Placed(self.backend.factor(array), WIDENED, host) if wide else Placed(array, why, host)
 
     def _mapped(self, host: np.ndarray) -> bool:
         return self.store.origin(host) is not None
 
-    def _shared(self, host: np.ndarray) -> Placed:
+    def _shared(self, host: np.ndarray, wide: bool) -> Placed:
         backend = self.backend
-        where = (backend.name, str(backend.device), backend.fingerprint)
+        where = (backend.name, str(backend.device), backend.fingerprint, wide)
         key = (*where, host.ctypes.data, host.dtype, host.shape, host.strides)
         placed = _shared.get(key)
         if placed is None:
-            placed = _shared[key] = Placed(*backend.borrow(host), host)
+            placed = _shared[key] = self._one(host, wide)
         return placed
 
     def _only_on_device(self, placed: Placed) -> Placed:

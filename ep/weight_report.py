@@ -11,6 +11,7 @@ import numpy as np
 
 from ep.buffer import DeviceBuffer
 from ep.device import DeviceId
+from ep.device_weights import WIDENED
 from ep.placement import HOST
 
 SHOWN = 30  # weights in a table, the largest first; `to_dict` has all of them
@@ -148,18 +149,22 @@ def describe_weights(model: str, executable: Any, context: Any) -> WeightTable:
         compiled_in.update(group.constants)
         for value in group.weights:
             if (value, group.provider) not in found:
-                found[value, group.provider] = _weight(value, owner.constants, group.provider, context)
+                is_factor = value in group.factors
+                found[value, group.provider] = _weight(value, owner.constants, group.provider, is_factor, context)
     return WeightTable(model, list(found.values()), len(compiled_in))
 
 
-def _weight(value: Any, constants: Mapping[Any, np.ndarray], provider: str, context: Any) -> Weight:
+def _weight(value: Any, constants: Mapping[Any, np.ndarray], provider: str, is_factor: bool, context: Any) -> Weight:
     weights, array = context.weights[provider], constants[value]
-    placed = weights.placed.get(value)
+    placed = weights.find(value, array.dtype, is_factor)
     origin = weights.store.origin(array)
     if origin is None:
         why = PARSED if value.const_value is not None else COMPUTED
+    elif placed is not None:
+        why = placed.why or ""
     else:
-        why = (weights.backend.obstacle(array) if placed is None else placed.why) or ""
+        widened = is_factor and weights.widens(array.dtype)
+        why = WIDENED if widened else weights.backend.obstacle(array) or ""
     source = "memory" if origin is None else f"{origin[0]} at {origin[1]}"
     on_device = array if provider == HOST else None if placed is None else placed.array
     return Weight(

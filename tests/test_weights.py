@@ -236,3 +236,27 @@ def test_bfloat16_and_float8_are_borrowed_too(tmp_path):
         (weight,) = session.weights
         assert weight.is_borrowed and pointer(weight.device_array) == weight.array.ctypes.data, dtype
     assert load_model(tmp_path / "m.onnx")[1].sources
+
+
+def test_halves_that_jax_widens_for_its_products_are_copies_and_shared(tmp_path):
+    pytest.importorskip("jax")
+    w = np.random.default_rng(0).standard_normal((ROWS, ROWS)).astype(np.float16)
+    (tmp_path / "w.bin").write_bytes(w.tobytes())
+    tensor = TensorProto(name="w", dims=w.shape, data_type=TensorProto.FLOAT16, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="w.bin")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, ["n", ROWS])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, ["n", ROWS])],
+        [tensor],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    first, second = (ep.load(tmp_path / "m.onnx", "jax") for _ in range(2))
+    foretold = first.weights["w"].why
+    for session in (first, second):
+        session.run(None, {"x": w[:2]})
+    weight = first.weights["w"]
+    assert weight.why == foretold and "wider dtype" in weight.why and weight.dtype == "float16"
+    assert weight.device_array.dtype == np.float32 and weight.device_array is second.weights["w"].device_array
+    np.testing.assert_array_equal(np.asarray(weight.device_array), w)
