@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ep.bodies import InlineBody, declared
 from ep.dtypes import output_dtypes, value_dtype
+from ep.packed_constants import packed_steps
 from ep.program import Step
 from ep.registry import OPS, REQUIRED, Lowering
 from ep.weights import WeightStore
@@ -47,9 +48,14 @@ class Binder:
 
     def bind(self, graph: ir.Graph) -> BoundGraph:
         """The main graph with all its subgraphs."""
-        constants = self._constants(graph)
+        unpacking = list(packed_steps(graph, self.store))
+        constants = self._constants(graph, {step.outputs[0] for step, _, _ in unpacking})
         known = self._enter(graph, constants)
-        steps = self._steps(graph, known)
+        for step, source, data in unpacking:
+            constants[source] = data
+            known.add(step.outputs[0])
+            self.dtypes[step.outputs[0]] = step.output_dtypes[0]
+        steps = [*(step for step, _, _ in unpacking), *self._steps(graph, known)]
         self._check_outputs(graph, known)
         overridable = {v for v in graph.inputs if v in constants and self.ir_version >= 4}
         defaults = {v: constants.pop(v) for v in overridable}
@@ -63,11 +69,11 @@ class Binder:
         self.dtypes |= {v: value_dtype(v) for v in graph.inputs} | {v: a.dtype for v, a in constants.items()}
         return {*graph.inputs, *constants}
 
-    def _constants(self, graph: ir.Graph) -> dict[Any, np.ndarray]:
+    def _constants(self, graph: ir.Graph, without: Collection[Any] = ()) -> dict[Any, np.ndarray]:
         return {
             value: self.store.array(value.const_value)
             for value in graph.initializers.values()
-            if value.const_value is not None
+            if value.const_value is not None and value not in without
         }
 
     def _steps(self, graph: ir.Graph, known: set[Any]) -> list[Step]:

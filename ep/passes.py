@@ -10,6 +10,7 @@ import numpy as np
 from ep.binding import Binder, BoundGraph, captures
 from ep.bodies import InlineBody
 from ep.errors import EpError, InvalidModel, UnsupportedModel
+from ep.packed_constants import fuse_dequantization
 from ep.partition import EMBEDDED_BYTES
 from ep.program import Runner, Step
 from ep.registry import OPS, normal_domain
@@ -45,6 +46,7 @@ def bind(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
     binder = Binder(model, store)
     bound = binder.bind(model.graph)
     refuse(binder, name)
+    fuse_dequantization(bound)
     return bound
 
 
@@ -184,7 +186,8 @@ def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any]) 
 
 def foldable(step: Step, constants: dict[Any, Any]) -> bool:
     reads = tuple(step.reads())
-    return not step.lowering.random and all(v in constants for v in reads)
+    unpacking = step.op == "ep::Unpack"  # what it makes takes more memory, and no device holds it better
+    return not step.lowering.random and not unpacking and all(v in constants for v in reads)
 
 
 def evaluate_constant(step: Step, constants: dict[Any, Any], runner: Runner) -> bool:

@@ -15,7 +15,7 @@ from ep.buffer import DeviceBuffer
 from ep.device import DeviceId
 from ep.errors import InvalidModel
 from ep.mapping import Content, address, check_whole, read_only
-from ep.wire import IN_FILE
+from ep.wire import IN_FILE, LARGE
 
 _MOST_ALIGNMENT = 1 << 14  # an alignment that is promised of a borrowed buffer; a page of Apple silicon
 
@@ -110,6 +110,15 @@ class WeightStore:
         start = (source.start or _MOST_ALIGNMENT) + offset  # an empty file has no address, and none is needed
         align = min(start & -start, _MOST_ALIGNMENT)
         return DeviceBuffer.from_borrowed_parts(start, DeviceId.cpu(), nbytes, align, owner=source.content)
+
+    def packed(self, tensor: Any) -> np.ndarray | None:
+        """The bytes of an external tensor of packed integers; `None` of others, which `array` is for."""
+        import onnx_ir as ir
+
+        if not isinstance(tensor, ir.ExternalTensor) or tensor.dtype.name not in ("INT4", "UINT4", "INT2", "UINT2"):
+            return None
+        buffer = self.buffer(tensor)
+        return buffer.storage("read").read(len(buffer)) if len(buffer) >= LARGE else None
 
     def _external(self, tensor: Any) -> np.ndarray:
         import onnx_ir as ir

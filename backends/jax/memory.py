@@ -49,6 +49,8 @@ def borrow(device: Any, array: np.ndarray) -> tuple[jax.Array, str | None]:
 
     The caller promises that the memory does not change any more. JAX keeps `array` alive.
     """
+    if array.dtype.name in PACKED:  # placed on a named device, they have not the layout that compiled code takes
+        return jax.numpy.asarray(array), obstacle(device, array)
     result = jax.device_put(array, device, may_alias=True)
     if not array.size or (device.platform == "cpu" and result.unsafe_buffer_pointer() == array.ctypes.data):
         return result, None
