@@ -1,6 +1,7 @@
 """How fast are real models on JAX and on MLX, beside onnxruntime on the CPU?
 
-    python benchmarks/corpus.py [--models 'vad_*'] [--threads 1 2] [--quick] [--out benchmarks/results.md]
+    python benchmarks/corpus.py [--models 'vad_*'] [--threads 1 2] [--quick]
+        [--resume measured.json] [--out benchmarks/results.md]
 
 The corpus is a folder of models with stored inputs (`EP_CORPUS`, default `../shared/corpus`). Each model and
 thread count has its own process, in which the runtimes alternate in settled blocks (`timing.py`); first-run time and
@@ -140,19 +141,25 @@ def spawn(job: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def measure(models: list[str], threads: list[int], rounds: int) -> dict[str, dict[str, Any]]:
-    """Model → thread count (as text) or "first jax" → what the process reported."""
+def measure(models: list[str], threads: list[int], rounds: int, saved: Path | None) -> dict[str, dict[str, Any]]:
+    """Model → thread count (as text) or "first jax" → what the process reported. `saved` is kept up to date, and
+    what it already holds is not measured again."""
     jobs = [{"model": m, "kind": "warm", "threads": t, "rounds": rounds} for m in models for t in threads]
     jobs += [{"model": m, "kind": r, "threads": max(threads)} for m in models for r in RUNTIMES]
     jobs.sort(key=lambda job: models.index(job["model"]))
     found: dict[str, dict[str, Any]] = {model: {} for model in models}
+    if saved is not None and saved.exists():
+        found |= {m: r for m, r in json.loads(saved.read_text()).items() if m in found}
     columns = TextColumn("{task.description:40}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=len(jobs))
         for job in jobs:
             progress.update(task, description=f"{job['model']} {job['kind']} ×{job['threads']}")
             key = str(job["threads"]) if job["kind"] == "warm" else f"first {job['kind']}"
-            found[job["model"]][key] = spawn(job)
+            if key not in found[job["model"]]:
+                found[job["model"]][key] = spawn(job)
+                if saved is not None:
+                    saved.write_text(json.dumps(found))
             progress.advance(task)
     return found
 
@@ -318,13 +325,14 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--quick", action="store_true", help="two blocks per runtime instead of seven")
     parser.add_argument("--out", type=Path, help="where to write; default results.md here for a full run, else nowhere")
+    parser.add_argument("--resume", type=Path, help="a JSON file of what was measured, to go on after an interruption")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         return worker(json.loads(options.worker))
     if not (CORPUS / "index.csv").exists():
         sys.exit("The corpus of models is not here: set EP_CORPUS to its folder.")
-    found = measure(names(options.models), options.threads, 2 if options.quick else 7)
+    found = measure(names(options.models), options.threads, 2 if options.quick else 7, options.resume)
     show(found, options.threads)
     out = options.out or (HERE / "results.md" if options.models == ["*"] and not options.quick else None)
     if out is not None:
