@@ -61,6 +61,8 @@ EXTRAS: dict[str, str] = {
     "rolled_loops": "rolled_loops(): whether a trace is under way whose library compiles scan and while_loop as loops",
     "cond": "cond(c, then, otherwise): the tuple that one of two functions of no arguments gives; a trace that cannot "
     "hold both raises Untraceable",
+    # derivatives
+    "vjp": "vjp(f, xs): the derivatives of the sum of all elements of f(*xs) by each x",
     # random
     "random_uniform": "random_uniform(shape, seed, low, high, dtype); seed is an int or a 0-d array",
     "random_normal": "random_normal(shape, seed, mean, scale, dtype)",

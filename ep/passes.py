@@ -10,6 +10,7 @@ import numpy as np
 from ep.binding import Binder, BoundGraph, captures
 from ep.bodies import InlineBody
 from ep.errors import EpError, InvalidModel, UnsupportedModel
+from ep.gradients import outline_gradients
 from ep.packed_constants import fuse_dequantization
 from ep.partition import EMBEDDED_BYTES
 from ep.program import Runner, Step
@@ -157,6 +158,7 @@ def drop_dropout(model: ir.Model) -> None:
 
 PASSES: tuple[Callable[[ir.Model], None], ...] = (
     inline_functions,
+    outline_gradients,
     split_string_labels,
     lift_initializers,
     drop_dropout,

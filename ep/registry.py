@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 
 class Host:
     """Annotates an input whose *contents* decide shapes or Python control flow: it arrives as a NumPy array."""
@@ -134,6 +136,7 @@ class OpRegistry:
         """Decorator that registers a lowering and returns the function unchanged."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+            _store_defaults(fn)
             self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, inside, alias))
             return fn
 
@@ -161,6 +164,12 @@ class OpRegistry:
         return sum(map(len, self._versions.values()))
 
 
+def _store_defaults(fn: Callable[..., Any]) -> None:
+    """Rounds the defaults of float attributes as a model would store them: as float32, and 0.01 is not one."""
+    defaults = (fn.__kwdefaults__ or {}).items()
+    fn.__kwdefaults__ = {name: float(np.float32(v)) if type(v) is float else v for name, v in defaults}
+
+
 def normal_domain(domain: str) -> str:
     """`ai.onnx` and `""` name the same domain; this returns `""` for both."""
     return "" if domain == "ai.onnx" else domain
@@ -180,6 +189,7 @@ class Overrides:
         """Decorator like `@op`; `since` is that of the lowering which is overridden."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+            _store_defaults(fn)
             self._functions[OpKey(normal_domain(domain), op_type, since)] = fn
             return fn
 

@@ -333,6 +333,18 @@ def rolled_loops() -> bool:
     return False  # MLX has no loops: a trace unrolls them
 
 
+# Derivatives
+
+
+def vjp(f: Any, xs: Any) -> tuple[mx.array, ...]:
+    def function(*xs: mx.array) -> list[mx.array]:
+        return [asarray(f(*xs))]
+
+    (y,) = function(*xs)
+    _, derivatives = mx.vjp(function, list(xs), [mx.ones(y.shape, y.dtype)])
+    return tuple(derivatives)
+
+
 # Random numbers
 
 

@@ -242,10 +242,12 @@ def _constant(value: float, dtype: np.dtype) -> float | int:
 
 
 def _rounded(xp: Any, y: Any, dtype: np.dtype) -> Any:
-    """Integers are truncated, as onnxruntime does, but never wrap around."""
+    """Integers are rounded to the nearest and saturate, as in onnx's reference implementation."""
     if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        y = xp.clip(y, int(limits.min), int(limits.max))
+        largest = np.float32(np.iinfo(dtype).max)
+        if int(largest) > np.iinfo(dtype).max:  # the largest float32 that the dtype holds
+            largest = np.nextafter(largest, np.float32(0))
+        y = xp.clip(xp.round(y), float(np.iinfo(dtype).min), float(largest))
     return xp.astype(y, dtype)
 
 
