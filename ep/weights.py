@@ -96,11 +96,11 @@ class WeightStore:
         Raises:
             InvalidModel: the file is missing, or the tensor does not fit into it.
         """
-        shape = tuple(int(d) for d in tensor.shape)
+        shape = tensor.shape.numpy()
         nbytes = (math.prod(shape) * tensor.dtype.bitwidth + 7) // 8
-        source, offset = self._source(tensor), tensor.offset or 0
-        size = len(source.content)
-        if min(shape, default=0) < 0 or offset < 0 or offset + nbytes > size or (tensor.length or nbytes) != nbytes:
+        source, offset, length = self._source(tensor), tensor.offset or 0, tensor.length or nbytes
+        size = source.stop - source.start
+        if offset < 0 or offset + nbytes > size or length != nbytes or min(shape, default=0) < 0:
             raise InvalidModel(
                 f"initializer '{tensor.name}' does not fit its external data file '{source.name}'.",
                 why=f"{_describe(tensor)} needs {nbytes} bytes at offset {offset}; the file has {size} bytes and the "

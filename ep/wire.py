@@ -7,7 +7,7 @@ be understood for that is read; everything else is passed on as it is, for proto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 IN_FILE = "\0model"  # no file can have this name
@@ -25,7 +25,7 @@ _FIELDS: dict[str, dict[int, str]] = {
 _DATA_TYPE, _RAW, _EXTERNAL, _LOCATION = 2, 9, 13, 14  # fields of TensorProto
 # Numbers that protobuf packs exactly as they lie in memory: field → the data types of which this holds.
 _PACKED = {4: (1, 14), 10: (11, 15)}  # float_data: FLOAT, COMPLEX64; double_data: DOUBLE, COMPLEX128
-_OTHER_DATA = (5, 6, 7, 11)  # int32_data, string_data, int64_data, uint64_data
+_OTHER_DATA = (5, 6, 7, 11, _EXTERNAL, _LOCATION)  # int32_data, string_data, int64_data, uint64_data, and elsewhere
 
 
 class Malformed(Exception):
@@ -50,69 +50,73 @@ def _rewrite(view: memoryview, start: int, end: int, kind: str, depth: int) -> l
         return _without_data(view, start, end)
     children = _FIELDS[kind]
     pieces: list[Any] = []
-    copied = position = start
-    while position < end:
-        tag_end, number, wire = _tag(view, position)
-        first, stop = _span(view, tag_end, wire, end)
-        child = children.get(number)
-        if child is not None and wire == 2 and stop - first >= LARGE:
-            inner = _rewrite(view, first, stop, child, depth + (child == "graph"))
-            if inner is not None:
-                pieces += [view[copied:tag_end], _varint(sum(map(len, inner))), *inner]
-                copied = stop
-        position = stop
+    copied = start
+    for _, tag_end, number, wire, first, stop in _fields(view, start, end):
+        if stop - first < LARGE or wire != 2 or number not in children:
+            continue
+        child = children[number]
+        inner = _rewrite(view, first, stop, child, depth + (child == "graph"))
+        if inner is not None:
+            pieces += [view[copied:tag_end], _varint(sum(map(len, inner))), *inner]
+            copied = stop
     return [*pieces, view[copied:end]] if pieces else None
 
 
 def _without_data(view: memoryview, start: int, end: int) -> list[Any] | None:
     """A TensorProto whose data, if it has large data of one kind, is replaced by where it lies."""
-    data_type, found, position = 0, [], start
-    while position < end:
-        tag_end, number, wire = _tag(view, position)
-        first, stop = _span(view, tag_end, wire, end)
+    data_type, found = 0, []
+    for position, tag_end, number, wire, first, stop in _fields(view, start, end):
         if number == _DATA_TYPE and wire == 0:
             data_type = _number(view, tag_end)[0]
-        elif number in (_EXTERNAL, _LOCATION, *_OTHER_DATA):
-            return None
         elif number == _RAW or number in _PACKED:
             found.append((number, wire, position, first, stop))
-        position = stop
+        elif number in _OTHER_DATA:
+            return None
     if len(found) != 1:
         return None
     number, wire, position, first, stop = found[0]
     if wire != 2 or stop - first < LARGE or data_type not in _PACKED.get(number, (data_type,)):
         return None
-    place = {"location": IN_FILE, "offset": str(first), "length": str(stop - first)}
-    entries = b"".join(_field(_EXTERNAL, _field(1, k.encode()) + _field(2, v.encode())) for k, v in place.items())
-    return [view[start:position], entries, bytes([_LOCATION << 3, 1]), view[stop:end]]
+    entries = _LOCATED + _entry(b"offset", first) + _entry(b"length", stop - first)
+    return [view[start:position], entries, view[stop:end]]
+
+
+def _entry(key: bytes, value: int | str) -> bytes:
+    """One of a tensor's `external_data`."""
+    return _field(_EXTERNAL, _field(1, key) + _field(2, str(value).encode()))
 
 
 def _field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
-def _tag(view: memoryview, position: int) -> tuple[int, int, int]:
-    tag, position = _number(view, position)
-    return position, tag >> 3, tag & 7
+def _fields(view: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(start, end of its tag, number, wire type, start of its content, end) of each field; most varints are a byte."""
+    while position < end:
+        start = position
+        tag = view[position]
+        position += 1
+        if tag > 127:
+            tag, position = _number(view, start)
+        tag_end, wire = position, tag & 7
+        if wire == 2:
+            length = view[position]
+            position += 1
+            if length > 127:
+                length, position = _number(view, tag_end)
+            first, position = position, position + length
+        elif wire == 0:
+            first, position = position, _number(view, position)[1]
+        elif wire in (1, 5):
+            first, position = position, position + (8 if wire == 1 else 4)
+        else:
+            raise Malformed
+        if position > end:
+            raise Malformed
+        yield start, tag_end, tag >> 3, wire, first, position
 
 
-def _span(view: memoryview, position: int, wire: int, end: int) -> tuple[int, int]:
-    """Where the content of a field starts and where it ends."""
-    if wire == 2:
-        length, position = _number(view, position)
-        stop = position + length
-    elif wire == 0:
-        stop = _number(view, position)[1]
-    elif wire in (1, 5):
-        stop = position + (8 if wire == 1 else 4)
-    else:
-        raise Malformed
-    if stop > end:
-        raise Malformed
-    return position, stop
-
-
-def _number(view: Sequence[int] | memoryview, position: int) -> tuple[int, int]:
+def _number(view: memoryview, position: int) -> tuple[int, int]:
     """A varint and the position after it."""
     byte = view[position]
     if byte < 128:
@@ -135,3 +139,6 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+_LOCATED = bytes([_LOCATION << 3, 1]) + _entry(b"location", IN_FILE)
