@@ -204,3 +204,129 @@ def test_ends_that_do_not_fit_are_refused():
     inputs = (floats(TOKENS, 5), floats(5, 1, 4), np.array([0, 3, 4, 8], np.int32), None, floats(3, 5, 3))
     with pytest.raises(ep.InvalidInput, match="do not divide 9 tokens"):
         run_node("host", "VarlenCausalConvWithState", *inputs, outputs=2, **MS)
+
+
+# Pages
+
+PAGE, BLOCKS = 4, 8
+
+
+def paged(seed: int = 0, latent: bool = False) -> dict[str, Any]:
+    """Two sequences: 5 cached and 3 new tokens, 0 cached and 2 new; heads of 8 channels, 4 for queries, 2 for keys."""
+    rng = np.random.default_rng(seed)
+
+    def halves(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float16)
+
+    groups = 1 if latent else 2
+    return {
+        "query": halves(5, 4 * 8), "key": halves(5, groups * 8),
+        "value": None if latent else halves(5, groups * 8),
+        "key_cache": halves(BLOCKS, PAGE, groups, 8),
+        "value_cache": None if latent else halves(BLOCKS, PAGE, groups, 8),
+        "cumulative_sequence_length": np.array([0, 3, 5], np.int32), "past_seqlens": np.array([5, 0], np.int32),
+        "block_table": np.array([[6, 2, -1], [3, -1, -1]], np.int32),
+    }  # fmt: skip
+
+
+def by_sequences(
+    x: dict[str, Any], window: int = 0, softcap: float = 0.0, sink: Any = None, width: int = 0
+) -> np.ndarray:
+    """The same, one sequence, token and head after the other."""
+    ends, rows = x["cumulative_sequence_length"], []
+    groups = x["key_cache"].shape[2]
+    for b, past in enumerate(x["past_seqlens"]):
+        pages = [p for p in x["block_table"][b] if p >= 0]
+        new = slice(ends[b], ends[b + 1])
+        parts = []
+        for kind in ("key", "value"):
+            cache = x[f"{kind}_cache"] if x[f"{kind}_cache"] is not None else x["key_cache"]
+            own = x[kind] if x[kind] is not None else x["key"]
+            old = cache[pages].reshape(-1, groups, 8)[:past]
+            parts.append(np.concatenate([old, own[new].reshape(-1, groups, 8)]).astype(np.float64))
+        k, v = parts
+        v = v[..., :width] if width else v
+        for t, q in enumerate(x["query"][new].reshape(-1, 4, 8).astype(np.float64)):
+            at, heads = past + t, []
+            for h in range(4):
+                g = h * groups // 4
+                seen = slice(max(0, at - window + 1) if window else 0, at + 1)
+                logits = k[seen, g] @ q[h] / np.sqrt(8)
+                logits = np.tanh(logits / softcap) * softcap if softcap else logits
+                e = np.exp(logits)
+                heads.append(e @ v[seen, g] / (e.sum() + (np.exp(float(sink[h])) if sink is not None else 0)))
+            rows.append(np.concatenate(heads))
+    return np.array(rows)
+
+
+PAGED = {
+    "plain": {},
+    "window": {"window": 2},
+    "softcap": {"softcap": 3.0},
+    "sink": {"sink": np.array([0.5, -1, 0, 2], np.float16)},
+}
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_attention_over_pages(device, name):
+    x, more = paged(), PAGED[name]
+    attributes = {"num_heads": 4, "kv_num_heads": 2, "local_window_size": more.get("window", -1)}
+    attributes["softcap"] = more.get("softcap", 0.0)
+    rest = [None, None, None, more.get("sink")]
+    y, keys, _ = run_node(device, "PagedAttention", *x.values(), *rest, outputs=3, **MS, **attributes)
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y.astype(np.float64), by_sequences(x, **more), rtol=2e-3, atol=2e-3)
+    written = keys.reshape(-1, 2, 8)  # positions 5, 6 and 7 lie in page 2, positions 0 and 1 in page 3
+    assert (written[[9, 10, 11, 12, 13]] == x["key"].reshape(-1, 2, 8)).all()
+    untouched = [i for i in range(PAGE * BLOCKS) if i not in (9, 10, 11, 12, 13)]
+    assert (written[untouched] == x["key_cache"].reshape(-1, 2, 8)[untouched]).all()
+
+
+def test_slots_say_where_to_write():
+    """A slot of -1 keeps the cache as it is."""
+    x = paged()
+    slots = np.array([0, -1, 31, -1, 1], np.int32)
+    y, keys, _ = run_node(
+        "host", "PagedAttention", *x.values(), None, None, slots, outputs=3, num_heads=4, kv_num_heads=2, **MS
+    )
+    written = keys.reshape(-1, 2, 8)
+    assert (written[[0, 31, 1]] == x["key"].reshape(-1, 2, 8)[[0, 2, 4]]).all()
+    assert (written[9:14] == x["key_cache"].reshape(-1, 2, 8)[9:14]).all()
+
+
+def test_latent_pages():
+    """One cache holds keys, whose first channels are the values."""
+    x = paged(latent=True)
+    attributes = {"num_heads": 4, "kv_num_heads": 1, "kv_cache_layout": "LATENT", "v_head_size": 6, "scale": 8**-0.5}
+    y = run_node("host", "PagedAttention", *x.values(), **MS, **attributes)
+    np.testing.assert_allclose(y.astype(np.float64), by_sequences(x, width=6), rtol=2e-3, atol=2e-3)
+
+
+def test_pages_of_eight_bits():
+    """Powers of two as scales, and numbers that they hold exactly."""
+    x = paged()
+    for kind in ("key", "value"):
+        x[kind] = np.round(x[kind] * 8).astype(np.float16) / np.float16(8)
+        x[f"{kind}_cache"] = RNG.integers(-20, 20, x[f"{kind}_cache"].shape).astype(np.int8)
+    plain = x | {f"{kind}_cache": x[f"{kind}_cache"].astype(np.float16) / 8 for kind in ("key", "value")}
+    scales = [np.array([0.125], np.float32)] * 2
+    kinds = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
+    inputs = (*x.values(), *[None] * 6, *scales)
+    y, keys, _ = run_node("host", "PagedAttention", *inputs, outputs=3, num_heads=4, kv_num_heads=2, **kinds, **MS)
+    np.testing.assert_allclose(y.astype(np.float64), by_sequences(plain), rtol=2e-3, atol=2e-3)
+    assert keys.dtype == np.int8 and (keys.reshape(-1, 16)[9] == x["key"][0] * 8).all()
+
+
+def test_rotation_over_pages_is_that_of_the_operator():
+    """Positions go on from the cached tokens."""
+    x = paged()
+    angles = np.arange(16)[:, None] * np.array([1, 0.3, 0.1, 0.03])
+    cos, sin = np.cos(angles).astype(np.float16), np.sin(angles).astype(np.float16)
+    y = run_node("host", "PagedAttention", *x.values(), cos, sin, num_heads=4, kv_num_heads=2, do_rotary=1, **MS)
+    at = np.array([5, 6, 7, 0, 1])
+    turned = dict(x)
+    for name, heads in (("query", 4), ("key", 2)):
+        rows = x[name].reshape(1, 5, heads, 8).transpose(0, 2, 1, 3)
+        rows = run_node("host", "RotaryEmbedding", rows, cos[at][None], sin[at][None], opset=23)
+        turned[name] = rows.transpose(0, 2, 1, 3).reshape(5, -1)
+    np.testing.assert_allclose(y.astype(np.float64), by_sequences(turned), rtol=4e-3, atol=4e-3)
