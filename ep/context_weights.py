@@ -1,6 +1,7 @@
 """Where do the weights of a context model lie? Where the original's do, if that is beside; else in a file of its own.
 
-Tensors of the original file itself come into the new one, as long as it stays below protobuf's limit.
+That file is aligned, so that a device can borrow it. Only a model that is to be one file takes weights in, as long as
+it stays below protobuf's limit.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 MOST_INLINE = 1 << 30  # bytes of weights in the model file; a protobuf file ends at 2 GiB
 
 
-def place(proto: onnx.ModelProto, store: WeightStore, path: Path) -> list[DataFile]:
+def place(proto: onnx.ModelProto, store: WeightStore, path: Path, one_file: bool) -> list[DataFile]:
     """Let every external initializer be found from the model file `path`; the files to write for that."""
     moved, inline = [], 0
     for tensor in _external(proto):
@@ -32,7 +33,7 @@ def place(proto: onnx.ModelProto, store: WeightStore, path: Path) -> list[DataFi
         if location == IN_FILE:
             dtype, shape, data = tensor_data(tensor, store)
             inline += len(data)
-            if inline <= MOST_INLINE:
+            if one_file and inline <= MOST_INLINE:
                 _inline(tensor, data)
             else:
                 moved.append((tensor, Piece(tensor.name, dtype, shape, data)))
@@ -79,11 +80,8 @@ def _external(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _inline(tensor: onnx.TensorProto, data: bytes | memoryview) -> None:
-    import onnx
-
-    for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "external_data"):
-        tensor.ClearField(field)
-    tensor.data_location = onnx.TensorProto.DEFAULT
+    for field in set(tensor.DESCRIPTOR.fields_by_name) - {"name", "data_type", "dims"}:
+        tensor.ClearField(field)  # the location too: a tensor that has one is not mapped when the file is read
     tensor.raw_data = bytes(data)
 
 

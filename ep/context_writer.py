@@ -85,7 +85,7 @@ def write_model(source: Source, path: Path, *, embed: bool, portable_only: bool)
     for node in writer.primaries:
         where = _text(node, "source")
         _set(node, embed_mode=int(embed), ep_cache_context=blobs[where] if embed else names[where])
-    weights = context_weights.place(writer.proto, source.store, path)
+    weights = context_weights.place(writer.proto, source.store, path, embed)
     files = [] if embed else [DataFile(names[key], blob, ()) for key, blob in blobs.items()]
     write(path, writer.proto, [*weights, *files], lambda done, total: None)
     size = sum(map(len, blobs.values()))
