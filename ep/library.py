@@ -64,7 +64,7 @@ class Library:
             function = backend.compile(trace)
             return function, function(*arguments), False
         key = self._key(group, backend, specs, host)
-        function = self._find(key, backend, group, trace) if key else None
+        function = self._find(key, backend, specs, group, trace) if key else None
         if function is not None:
             return function, function(*arguments), True
         return *self._compile(group, backend, specs, arguments, trace, key), False
@@ -78,7 +78,7 @@ class Library:
             self.refused[group.group.steps[0].name] = str(why)
             return ""
 
-    def _find(self, key: str, backend: Backend, group: Any, trace: Function) -> Function | None:
+    def _find(self, key: str, backend: Backend, specs: Specs, group: Any, trace: Function) -> Function | None:
         entry: Any = self.shelf.get(key)
         if entry is None and self.cache is not None:
             entry = self.cache.get(key)
@@ -87,6 +87,9 @@ class Library:
             return None
         if isinstance(entry, Cut):
             self._cut_again(entry, group, backend)
+            return None
+        if entry.arguments != written(specs):
+            self._tell(f"stored code is of other arguments, {entry.arguments}; it is compiled again.")
             return None
         code = entry.code
         try:

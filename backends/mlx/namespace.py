@@ -19,7 +19,7 @@ from ep.backends.mlx.fused import attention  # noqa: F401
 from ep.backends.mlx.indexing import pad, scatter, slice_update, take, take_along_axis  # noqa: F401
 from ep.backends.mlx.products import einsum, int8_factor, matmul  # noqa: F401
 from ep.backends.mlx.target import on_cpu_stream, on_gpu
-from ep.backends.mlx.windows import conv, conv_transpose, pool, windows  # noqa: F401
+from ep.backends.mlx.windows import conv, conv_transpose, pool, row_major, windows  # noqa: F401
 from ep.program import Untraceable
 
 # Conversion
@@ -70,7 +70,7 @@ def bitcast(x: Any, dtype: Any) -> mx.array:
 
 
 def contiguous(x: Any) -> mx.array:
-    return mx.contiguous(x)
+    return row_major(x)
 
 
 # Creation: MLX takes its own dtypes only

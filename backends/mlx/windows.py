@@ -104,7 +104,12 @@ def windows(x: Any, kernel: Any, strides: Any, dilations: Any) -> mx.array:
     shape = (*x.shape[:2], *_out(x, kernel, strides, dilations), *kernel)
     outer = [step * s for step, s in zip(steps[2:], strides, strict=True)]
     inner = [step * d for step, d in zip(steps[2:], dilations, strict=True)]
-    return mx.as_strided(mx.contiguous(x), shape, (*steps[:2], *outer, *inner))
+    return mx.as_strided(row_major(x), shape, (*steps[:2], *outer, *inner))
+
+
+def row_major(x: Any) -> mx.array:
+    """As `mx.contiguous`, which MLX cannot export: flattening copies exactly where the memory is not row-major."""
+    return mx.reshape(mx.flatten(x), x.shape)
 
 
 def _out(x: Any, kernel: Any, strides: Any, dilations: Any) -> list[int]:
