@@ -55,6 +55,7 @@ class Backend:
     narrows: frozenset[np.dtype[Any]] = frozenset()  # dtypes that lose width outside `scope`
     factor: Callable[[Any], Any] = lambda array: array  # a matrix in the dtype that products are fastest with
     takes_numpy: bool = False  # compiled functions take NumPy arrays, and faster than `asarray` does
+    compiles_nodes: bool = False  # also outside `compile`, each operation for each shape and parameter
     traces_loops: bool = False  # xp.scan and xp.while_loop work inside a trace
     precise: Callable[[], AbstractContextManager[Any]] | None = None  # products in full width; None: they always are
     remark: Callable[[OpKey, dict[str, Any], Sequence[Any]], str] | None = None  # what a user should know of a node

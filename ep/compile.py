@@ -23,6 +23,7 @@ from ep.program import Runner, Step, Untraceable, describe, to_host, walk
 from ep.seeds import derived_from
 
 MAX_VARIANTS = 16  # host values compiled per combination of shapes; more of them are run without compiling
+FEW_VARIANTS = 2  # so many are compiled in any case, also where compiling does not pay
 MAX_SIGNATURES = 128  # compiled callables kept per group; the least recently used one goes
 
 
@@ -227,6 +228,10 @@ class CompiledGroup:
         self.cache: OrderedDict[Any, Callable[..., tuple[Any, ...]]] = OrderedDict()
         self.random = any(step.lowering.random for step in walk(group.steps))  # each call then gets a seed
         self.variants: Counter[Any] = Counter()  # shapes → how many host values were compiled for them
+        self.compiling = 0.0  # seconds, and of how many functions
+        self.compiled = 0
+        self.uncompiled = 0.0  # seconds of the last run without compiling
+        self.spent: dict[Any, float] = {}  # signature → seconds of all its runs without compiling
         self.identity: str | None = None  # `ep.identity.group_digest`, once it is known
         self._lock = threading.Lock()
         self._weights: list[Any] | None = None
@@ -263,6 +268,7 @@ class CompiledGroup:
             self._weights = None
             self.cache.clear()
             self.variants.clear()
+            self.spent.clear()
 
     def _call(self, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
         shapes = tuple(map(signature, arguments))
@@ -274,16 +280,19 @@ class CompiledGroup:
             if len(self.cache) > 1:
                 self._touch(key)
             return self._guarded(function, arguments, weights)
-        if self.variants[shapes] >= MAX_VARIANTS:
+        if host and not self._pays(key, self.variants[shapes]):
             counters.eager += 1
-            return self._trace(host, [*map(self.backend.enter, arguments), *weights])
+            return self._uncompiled(key, host, arguments, weights)
         started = time.perf_counter()
         function, results, stored = self._guarded(lambda *values: self._first(host, values), arguments, weights)
         if stored:
             counters.loaded += 1
         else:
+            seconds = time.perf_counter() - started
             counters.misses += 1
-            counters.compile_seconds += time.perf_counter() - started
+            counters.compile_seconds += seconds
+            self.compiling += seconds
+            self.compiled += 1
         with self._lock:
             self.cache[key] = function
             self.variants[shapes] += bool(host)
@@ -294,6 +303,33 @@ class CompiledGroup:
     def _first(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Callable[..., Any], Any, bool]:
         """A function for these arguments, its results, and whether it was stored; else it is newly compiled."""
         return self.context.library.first(self, host, values, lambda *traced: self._trace(host, traced))
+
+    def _pays(self, key: Any, variants: int) -> bool:
+        """Whether to compile one more combination of host values, such as the position in a loop.
+
+        Only when running it without has cost, with the run to come, as much as compiling costs.
+        """
+        if variants < FEW_VARIANTS or not self.compiled:
+            return variants < MAX_VARIANTS
+        spent = self.spent.get(key, 0.0) + self.uncompiled
+        return variants < MAX_VARIANTS and spent >= self.compiling / self.compiled
+
+    def _uncompiled(self, key: Any, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Sequence[Any]:
+        """Node by node: on the device, or on the host where the library would compile each node for each value."""
+        started, backend = time.perf_counter(), self.backend
+        results: Sequence[Any]
+        if backend.compiles_nodes:
+            constants = [self.all_constants[v] for v in self.group.weights]
+            values = [*(to_host(a, backend.xp) for a in arguments), *constants]
+            results = self._evaluate(Runner(self.context.host, self.context.host), host, values)
+        else:
+            results = self._trace(host, [*map(backend.enter, arguments), *weights])
+        self.uncompiled = time.perf_counter() - started
+        with self._lock:
+            if len(self.spent) >= MAX_SIGNATURES:
+                self.spent.clear()
+            self.spent[key] = self.spent.get(key, 0.0) + self.uncompiled
+        return results
 
     def _touch(self, key: Any) -> None:
         with self._lock:
@@ -315,6 +351,11 @@ class CompiledGroup:
             ) from cause
 
     def _trace(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Any, ...]:
+        results, asarray = self._evaluate(self.runner, host, values), self.backend.xp.asarray
+        return tuple(asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in results)
+
+    def _evaluate(self, runner: Runner, host: list[np.ndarray], values: Sequence[Any]) -> list[Any]:
+        """The outputs of the group for its arguments and weights."""
         group, seed = self.group, None
         if self.random:
             at = len(group.inputs)
@@ -322,9 +363,8 @@ class CompiledGroup:
         env = self.constants | dict(zip(group.host_inputs, host, strict=True))
         env.update(zip((*group.inputs, *group.weights), values, strict=True))
         with nullcontext() if seed is None else derived_from(seed):
-            self.runner.evaluate(group.steps, env)
-        asarray = self.backend.xp.asarray
-        return tuple(asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in map(env.get, group.outputs))
+            runner.evaluate(group.steps, env)
+        return list(map(env.get, group.outputs))
 
 
 def signature(value: Any) -> Any:

@@ -353,3 +353,27 @@ def test_only_weights_that_are_multiplied_may_be_held_wider() -> None:
     (group,) = (runnable.group for runnable in load(half_model(zeros, zeros), "jax", "compiled")._executable.runnables)
     assert {v.name for v in group.weights} == {"w", "v"}
     assert {v.name for v in group.factors} == {"w"}
+
+
+# Host values that keep changing.
+
+
+def test_positions_that_change_at_every_call_stay_right_and_are_not_all_compiled(accelerator: str) -> None:
+    model = parse("""
+        agraph (float[n] x, int64[1] at, float[2] w) => (float[2] y, float[n] z)
+        <int64[1] two = {2}>
+        {
+            end = Add(at, two)
+            piece = Slice(x, at, end)
+            y = Mul(piece, w)
+            z = Neg(x)
+        }
+    """)
+    session = load(model, accelerator, "compiled")
+    x, w = np.arange(100, dtype=np.float32), np.array([2, -1], np.float32)
+    for position in [*range(60), *range(60)]:
+        y, z = session.run(None, {"x": x, "at": np.array([position]), "w": w})
+        np.testing.assert_array_equal(y, [2 * position, -position - 1])
+        np.testing.assert_array_equal(z, -x)
+        assert y.flags.writeable and z.flags.owndata
+    assert session.counters.misses <= 16 + 2 and session.counters.eager > 0  # with what reads no position

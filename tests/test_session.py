@@ -347,10 +347,10 @@ def test_one_compilation_per_signature(accelerator: str) -> None:
 def test_contents_that_decide_shapes_are_part_of_the_signature(accelerator: str) -> None:
     model = parse("agraph (float[n] x, int64[2] shape) => (float[a, b] y) { z = Neg(x) y = Reshape(z, shape) }")
     session = ep.load(model, accelerator)
-    for shape, misses in (([2, 3], 1), ([3, 2], 2), ([2, 3], 2), ([-1, 2], 3)):
+    for shape, signatures in (([2, 3], 1), ([3, 2], 2), ([2, 3], 2), ([-1, 2], 3)):
         (y,) = session.run(None, {"x": RAMP, "shape": np.array(shape)})
         np.testing.assert_array_equal(y, -RAMP.reshape(shape))
-        assert session.counters.misses == misses
+        assert session.counters.misses + session.counters.eager == signatures  # some do not pay being compiled
 
 
 def test_rarely_used_signatures_are_dropped(accelerator: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ def _backend(device: Any) -> Backend:
         compiles_in_threads=True,
         narrows=_WIDE,
         takes_numpy=True,
+        compiles_nodes=True,
         traces_loops=True,
         precise=None if on_cpu else functools.partial(jax.default_matmul_precision, "highest"),
         launch_us=27.0 if on_cpu else 10.0,
