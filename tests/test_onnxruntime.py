@@ -243,6 +243,8 @@ def test_strings_in_every_form(ort, fed):
 def test_objects_become_their_text(ort):
     (t,) = load(ort, KINDS["strings"]).run(None, {"s": np.array(["a", 1, None], object)})
     assert t.tolist() == ["a", "1", "None"]
+    (t,) = load(ort, KINDS["strings"]).run(None, {"s": np.array([b"must", b"have"], np.void)})
+    assert t.tolist() == ["must", "have"]
 
 
 def test_sequences_are_lists(ort, native):
@@ -268,6 +270,8 @@ def test_metadata(ort):
     meta = ort.InferenceSession(model.SerializeToString(), providers=CPU).get_modelmeta()
     assert (meta.producer_name, meta.graph_name, meta.domain) == ("tests", "g", "com.example")
     assert (meta.description, meta.graph_description, meta.version) == ("a", "b", 2**63 - 1)
+    session = ort.InferenceSession(model.SerializeToString(), providers=CPU)
+    assert session.get_modelmeta() is session.get_modelmeta()
     assert type(meta.custom_metadata_map) is dict and meta.custom_metadata_map == {"language": "en"}
 
 
@@ -649,6 +653,25 @@ def test_runs_on_values(ort):
     np.testing.assert_equal(session.run_with_ort_values(["s"], {"a": results[0], "b": a})[0].numpy(), X + 1)
 
 
+def test_native_values_and_capsules(ort, native):
+    session, x = load(ort, DOUBLE), X.copy()
+    made = value(ort, x)._get_c_value()
+    vector = session._sess.run_with_ort_values({"x": made}, ["y"], ort.RunOptions())
+    assert isinstance(vector, native.OrtValueVector)
+    np.testing.assert_equal(vector[0].numpy(), X + X)
+    for capsule in (made.to_dlpack(), made.__dlpack__()):
+        again = native.OrtValue.from_dlpack(capsule)
+        assert again.data_ptr() == made.data_ptr() and again.numpy().flags.writeable
+    np.testing.assert_equal(ort.OrtValue.from_dlpack(value(ort, np.array([True, False]))).numpy(), [True, False])
+    device = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
+    binding = native.SessionIOBinding(session._sess)
+    binding.bind_ortvalue_input("x", native.OrtValue.ortvalue_from_numpy(x, device))
+    binding.bind_output("y", device)
+    session._sess.run_with_iobinding(binding, None)
+    assert isinstance(binding.get_outputs(), native.OrtValueVector)
+    np.testing.assert_equal(binding.get_outputs()[0].numpy(), X + X)
+
+
 def test_values_that_are_sequences(ort):
     session = load(ort, "g (float[N] x) => (seq(float[N]) s) { s = SequenceConstruct(x, x) }")
     (made,) = session.run_with_ort_values(None, {"x": value(ort, X[0])})
@@ -761,6 +784,8 @@ def test_asynchronous_runs(ort):
     session.run_async(["s"], {"a": X[:, :2], "b": X}, callback, None)
     assert done.wait(20) and got[1][:2] == ([], None)
     assert got[1][2].startswith("Got invalid dimensions for input: a")
+    with pytest.raises(RuntimeError, match="Unable to handle object of type <class 'int'>"):
+        session.run_async(["s"], {"a": 1, "b": X}, callback, None)
 
 
 def test_profiles_open_in_trace_viewers(ort, tmp_path):
@@ -860,6 +885,13 @@ def test_sparse_tensors(ort):
     assert (made.data_type(), str(made.format())) == ("sparse_tensor(float)", "OrtSparseFormat.ORT_SPARSE_COO")
     assert list(made.dense_shape()) == [3, 3] and made.device_name() == "cpu"
     np.testing.assert_equal([made.values(), made.as_coo_view().indices()], [values, positions])
+    assert not made.values().flags.writeable and not made.as_coo_view().indices().flags.writeable
+    csr = ort.SparseTensor.sparse_csr_from_numpy
+    words = csr(np.array([2, 9]), np.array(["a", "b"]), positions, np.array([0, 1, 2]), where)
+    assert words.data_type() == "sparse_tensor(string)" and list(words.values()) == ["a", "b"]
+    np.testing.assert_equal(words.as_csrc_view().inner(), positions)
+    with pytest.raises(RuntimeError, match="Outer index count must be rows \\+ 1 or zero. Got: 2 rows: 2"):
+        csr(np.array([2, 9]), values, positions, positions, where)
     held = ort.OrtValue.ort_value_from_sparse_tensor(made)
     assert held.is_sparse_tensor() and not held.is_tensor() and held.data_type() == "sparse_tensor(float)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -91,7 +92,7 @@ class CInferenceSession:
         """The outputs."""
         return model.outputs(self._opened.proto, self._inferred)
 
-    @property
+    @functools.cached_property
     def model_meta(self) -> model.ModelMetadata:
         """What the file says of itself."""
         return model.ModelMetadata(self._opened.proto)
@@ -159,12 +160,18 @@ class CInferenceSession:
 
     def run(self, output_names: Sequence[str], feed: Mapping[str, Any], options: RunOptions | None = None) -> list[Any]:
         """Runs the model and returns fresh, writable arrays, lists, dictionaries or `None`."""
+        wanted = self._wanted(output_names, feed, options)
+        if options is not None:
+            feed = self._with_options(feed, options)
+        return self._fetch(self._feeds.enter(feed), wanted)
+
+    def _fetch(self, entered: Mapping[str, Any], wanted: Sequence[int]) -> list[Any]:
+        """Results as arrays of the caller's own."""
         from ep.session import fresh
 
-        wanted = self._wanted(output_names, feed, options)
         backend = self._provider.backend
         with backend.scope():
-            results = self._evaluate(feed, options)
+            results = self._evaluate(entered)
             try:
                 return [fresh(results[index], backend.xp) for index in wanted]
             except EpError as error:
@@ -172,28 +179,27 @@ class CInferenceSession:
 
     def run_with_ort_values(
         self, feed: Mapping[str, COrtValue], output_names: Sequence[str], options: RunOptions | None = None
-    ) -> list[COrtValue]:
+    ) -> OrtValueVector:
         """Runs the model on values and returns values, which stay on the device."""
         wanted = self._wanted(output_names, feed, options)
         backend, provider = self._provider.backend, self._provider
-        with backend.scope():
-            results = self._evaluate(feed, options, private=True)
-            kept = [results[index] for index in wanted]
-            backend.block([result for result in kept if backend.is_array(result)])
-        types = [value.type for value in self._opened.proto.graph.output]
-        return [
-            COrtValue(owned(result, backend), provider, model.type_string(types[index]))
-            for result, index in zip(kept, wanted, strict=True)
-        ]
-
-    def _evaluate(self, feed: Mapping[str, Any], options: RunOptions | None, private: bool = False) -> list[Any]:
-        """All results; with `private`, they share no memory with what was fed."""
         if options is not None:
             feed = self._with_options(feed, options)
         entered = self._feeds.enter(feed)
-        if private:
-            entered = {name: self._provider.backend.enter(value) if _numeric(value) else value
-                       for name, value in entered.items()}  # fmt: skip
+        with backend.scope():
+            # What stays on the device must share no memory with what was fed, which the user may write.
+            own = {name: backend.enter(value) if _numeric(value) else value for name, value in entered.items()}
+            results = self._evaluate(own)
+            kept = [results[index] for index in wanted]
+            backend.block([result for result in kept if backend.is_array(result)])
+        types = [value.type for value in self._opened.proto.graph.output]
+        return OrtValueVector(
+            COrtValue(owned(result, backend), provider, model.type_string(types[index]))
+            for result, index in zip(kept, wanted, strict=True)
+        )
+
+    def _evaluate(self, entered: Mapping[str, Any]) -> list[Any]:
+        """All results, on the device perhaps."""
         try:
             if self._profile:
                 return profiling.run(self._session, entered, self._profile, self._chosen[0][0])
@@ -235,13 +241,26 @@ class CInferenceSession:
         user_data: Any,
         options: RunOptions | None = None,
     ) -> None:
-        """Runs the model on another thread and calls `callback(results, user_data, error message)` there."""
+        """Runs the model on another thread and calls `callback(results, user_data, error message)` there.
+
+        What cannot be made into tensors is refused at once; what does not fit the model is told to the callback.
+        """
+        problem: Exception | None = None
+        entered: Mapping[str, Any] = {}
+        wanted = self._wanted(output_names, feed, options)
+        try:
+            entered = self._feeds.enter(feed if options is None else self._with_options(feed, options))
+        except (InvalidArgument, Fail) as error:
+            problem = error
 
         def work() -> None:
-            try:
-                results, message = self.run(output_names, feed, options), ""
-            except Exception as error:  # noqa: BLE001 - whatever fails is the callback's to know
-                results, message = [], bare(error)
+            results: list[Any] = []
+            message = "" if problem is None else bare(problem)
+            if problem is None:
+                try:
+                    results = self._fetch(entered, wanted)
+                except Exception as error:  # noqa: BLE001 - whatever fails is the callback's to know
+                    message = bare(error)
             callback(results, user_data, message)
 
         threading.Thread(target=work, name="ep-run-async", daemon=True).start()

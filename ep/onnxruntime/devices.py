@@ -30,8 +30,9 @@ class COrtDevice:
     __module__, __qualname__ = STATE, "OrtDevice"
     __slots__ = ("_type", "_memory", "_vendor", "_id")
 
-    def __init__(self, device_type: int, mem_type: int, vendor_id: int, device_id: int) -> None:
-        self._type, self._memory, self._vendor, self._id = device_type, mem_type, vendor_id, device_id
+    def __init__(self, device_type: int, mem_type: int, *numbers: int) -> None:
+        """The kind of device, the kind of memory, the vendor (which may be left out), and which device it is."""
+        self._type, self._memory, self._vendor, self._id = device_type, mem_type, *(0, *numbers)[-2:]
 
     def device_id(self) -> int:
         """Which device of its kind."""

@@ -168,14 +168,16 @@ class Feeds:
 
 def normal(array: np.ndarray) -> np.ndarray:
     """The array in this machine's byte order, strings as `str` objects."""
-    if array.dtype.kind in "OUS":
+    if array.dtype.kind in "OUS" or array.dtype.type is np.void:
         return as_strings(array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def as_strings(array: np.ndarray) -> np.ndarray:
-    """An object array of `str`: of objects what `str` makes of them, of bytes (dtype S) their text."""
+    """An object array of `str`: of objects what `str` makes of them, of bytes (dtypes S and V) their text."""
     made = np.empty(array.size, object)
+    if array.dtype.type is np.void:
+        array = array.view(f"S{array.dtype.itemsize}")
     if array.dtype.kind == "S":
         made[:] = [item.decode("utf-8", "surrogateescape") for item in array.flat]
     else:

@@ -65,9 +65,9 @@ class CSparseTensor:
     __reduce_ex__ = unpicklable
 
     def __init__(self, form: Any, dense_shape: Any, values: np.ndarray, **indices: np.ndarray) -> None:
-        self._form, self._values = form, values
+        self._form, self._values = form, _read_only(values)
         self._shape = np.asarray(dense_shape, np.int64)
-        self._indices = {name: np.asarray(array) for name, array in indices.items()}
+        self._indices = {name: _read_only(np.asarray(array)) for name, array in indices.items()}
 
     @staticmethod
     def sparse_coo_from_numpy(dense_shape: Any, values: np.ndarray, coo_indices: Any, ort_device: Any) -> CSparseTensor:
@@ -81,6 +81,9 @@ class CSparseTensor:
     ) -> CSparseTensor:
         """From values, their columns, and where rows begin."""
         del ort_device
+        rows, count = int(dense_shape[0]), len(outer_indices)
+        if count not in (0, rows + 1):
+            raise RuntimeError(f"Outer index count must be rows + 1 or zero. Got: {count} rows: {rows}")
         form = enums.OrtSparseFormat.ORT_SPARSE_CSRC
         return CSparseTensor(form, dense_shape, values, inner=inner_indices, outer=outer_indices)
 
@@ -133,6 +136,12 @@ class CSparseTensor:
     def to_cuda(self, ort_device: Any) -> CSparseTensor:
         """Unsupported: sparse tensors stay on the host."""
         raise RuntimeError("Can't move a SparseTensor to CUDA: sparse tensors stay on the host in ep.")
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 class SparseTensor:

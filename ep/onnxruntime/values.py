@@ -80,16 +80,17 @@ class COrtValue:
 
     @staticmethod
     def from_dlpack(data: Any) -> COrtValue:
-        """A value over the memory of any array that speaks DLPack; read-only memory is copied."""
+        """A value over the memory of an array that speaks DLPack, or of a capsule; read-only memory is copied."""
         from ep.tensor import TensorView
 
-        view = TensorView.from_dlpack(data)
-        host = view.numpy()
+        capsule = type(data).__name__ == "PyCapsule"
+        source = _Exported(data) if capsule else data
         try:
-            direct = np.from_dlpack(data)
-            host = direct if direct.flags.writeable else host
-        except (TypeError, BufferError, RuntimeError, AttributeError):
-            pass
+            host = np.from_dlpack(source)
+        except (TypeError, BufferError, RuntimeError, AttributeError):  # a dtype that NumPy lacks, or another device
+            host = TensorView.from_dlpack(source).numpy()
+        if capsule and not host.flags.writeable:  # capsules without a version cannot say that they are read-only
+            host = _writable(host)
         usable = host.flags.c_contiguous and host.flags.writeable
         return COrtValue(host if usable else np.array(host, order="C"))
 
@@ -189,7 +190,7 @@ class COrtValue:
         from ep.tensor import TensorView
 
         host = self._host()
-        return host.__dlpack__(**keywords) if host.dtype.kind != "V" else TensorView.from_array(host).__dlpack__()
+        return (host if host.dtype.kind != "V" else TensorView.from_array(host)).__dlpack__(**keywords)
 
     to_dlpack = __dlpack__
 
@@ -274,6 +275,29 @@ class OrtValueVector(list[COrtValue]):
         """All values as DLPack capsules, each passed to `to_tensor` if there is one."""
         capsules: Iterator[Any] = (value.__dlpack__() for value in self)
         return list(capsules) if to_tensor is None else [to_tensor(capsule) for capsule in capsules]
+
+
+class _Exported:
+    """A capsule in the hands of those who ask an array for one."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self._capsule
+
+
+def _writable(array: np.ndarray) -> np.ndarray:
+    """A writable array over the same memory, which it keeps alive."""
+
+    class Memory:
+        owner = array
+        __array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+
+    return np.asarray(Memory())
 
 
 def readable(array: np.ndarray) -> np.ndarray:
