@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         help="an .npy file, an .npz file or 'random' (the default of every input)",
     )
     _add_dim(run, "size of a symbolic dimension in random inputs (default 1)")
+    run.add_argument("--weights", action="append", metavar="FILE", help="safetensors files with the model's weights")
     run.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
     run.add_argument("--device", default="auto", help="auto, mlx, jax, cpu, gpu, cuda:0 or host")
     run.add_argument("--strict", action="store_true", help="refuse any node that would run on the host")
@@ -125,6 +126,7 @@ def run_model(options: argparse.Namespace) -> int:
         trial = try_model(
             options.model,
             options.device,
+            weights=options.weights,
             strict=options.strict,
             given=options.input,
             dims=dict(options.dim),

@@ -90,6 +90,7 @@ def try_model(
     source: Any,
     device: str,
     *,
+    weights: Any = None,
     strict: bool = False,
     given: Sequence[str] = (),
     dims: Mapping[str, int] | None = None,
@@ -98,7 +99,7 @@ def try_model(
 ) -> Trial:
     """Loads a model, runs it once, then `repeat` times more."""
     started = time.perf_counter()
-    session = load(source, device, strict=strict)
+    session = load(source, device, weights=weights, strict=strict)
     loaded = time.perf_counter()
     inputs, sources = feeds(session.inputs, given, dims or {}, seed)
     first, outputs = _timed(session, inputs)

@@ -245,6 +245,9 @@ def test_weights_that_lie_elsewhere_are_packed(tmp_path):
     pack(tmp_path / "m.onnx", tmp_path / "p.onnx", weights=tmp_path / "other.safetensors", fold=False)
     model, store, _ = load_model(tmp_path / "p.onnx")
     np.testing.assert_array_equal(store.array(model.graph.initializers["w"].const_value), other)
+    arguments = ["--weights", str(tmp_path / "other.safetensors"), "--device", "host", "--json"]
+    assert main(["run", str(tmp_path / "m.onnx"), *arguments]) == 0
+    assert main(["run", str(tmp_path / "m.onnx"), "--weights", str(tmp_path / "none.safetensors")]) == 1
 
 
 def test_names_that_are_reserved_or_repeated(tmp_path):

@@ -252,6 +252,22 @@ def test_a_model_that_is_a_link_has_its_data_beside_its_target(tmp_path):
     runs(snapshot / "m.onnx", matrix(1))
 
 
+def test_offsets_beyond_4_gib(tmp_path):
+    """In files with holes, which take no room on the disk."""
+    far, w = (4 << 30) + 4096, matrix(1)
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.seek(far)
+        file.write(w.tobytes())
+    onnx.save(product(outside("w", w, "w.bin", offset=far, length=w.nbytes)), tmp_path / "m.onnx")
+    runs(tmp_path / "m.onnx", w)
+    first = header({"hole": entry("U8", [far], 0, far), "w": entry("F32", list(w.shape), far, far + w.nbytes)})
+    with (tmp_path / "w.safetensors").open("wb") as file:
+        file.write(first)
+        file.seek(len(first) + far)
+        file.write(w.tobytes())
+    runs(product(outside("w", w, "gone")).SerializeToString(), w, weights=tmp_path / "w.safetensors")
+
+
 def test_a_file_that_becomes_shorter_is_noticed_before_it_is_read(tmp_path, accelerator):
     session = ep.load(external(tmp_path), accelerator)
     os.truncate(tmp_path / "w.bin", 100)
