@@ -195,6 +195,22 @@ def test_options_of_our_providers_reach_them():
         ort.InferenceSession(content, providers=[("JAXExecutionProvider", {"nope": "1"})])
 
 
+def test_context_models_are_written_and_loaded(accelerator, tmp_path):
+    name = f"{accelerator.upper()}ExecutionProvider"
+    fixed = parser.parse_model(MODEL.replace("[N]", "[4]"))
+    (tmp_path / "m.onnx").write_bytes(fixed.SerializeToString())
+    options = ort.SessionOptions()
+    for key, value in (("enable", "1"), ("file_path", str(tmp_path / "c.onnx")), ("embed_mode", "1")):
+        options.add_session_config_entry(f"ep.context_{key}", value)
+    for _ in range(2):  # each session writes it
+        ort.InferenceSession(tmp_path / "m.onnx", options, providers=[name])
+        assert (tmp_path / "c.onnx").read_bytes().count(b"EPContext")
+        (tmp_path / "c.onnx").rename(tmp_path / "moved.onnx")
+    session = ort.InferenceSession(tmp_path / "moved.onnx", providers=[(name, {"trust_native": "1"})])
+    assert [(v.name, v.shape) for v in session.get_outputs()] == [("y", [4]), ("next", [4])]
+    np.testing.assert_equal(session.run(None, {"x": X, "state": X}), [2 * X * X, 2 * X])
+
+
 # What is shared, and what crosses processes.
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ep.context_options import ENABLE
 from ep.errors import EpError
 from ep.onnxruntime import checks, model, profiling
 from ep.onnxruntime.devices import cpu_memory, get_ep_devices
@@ -53,8 +54,8 @@ class CInferenceSession:
         del disabled_optimizers  # no rewrite changes results
         started = self._profile.now() if self._profile else 0
         self._chosen = list(zip(providers, options, strict=True))
-        device, settings = choose(self._chosen)
-        key = None if self._key is None else (self._key, device, tuple(sorted(settings.items())))
+        device, settings = choose(self._chosen, self._options._entries)
+        key = None if self._key is None or ENABLE in settings else (self._key, device, tuple(sorted(settings.items())))
         self._session, self._feeds = shared(key, lambda: _loaded(self._opened, device, settings))
         self._provider = self._feeds.provider
         self._names = tuple(value.name for value in self._opened.proto.graph.output)

@@ -129,7 +129,7 @@ def identity(path: str | None, content: bytes | None, options: SessionOptions) -
     except OSError:
         return None
     mark = None if data is None else digest(data)
-    if mark is None or b"external_data" in (data or b"") or b"location" in (data or b""):
+    if mark is None or any(word in (data or b"") for word in (b"external_data", b"location", b"EPContext")):
         return None
     changes = (*sorted(options._dims.items()), *sorted(options._denotations.items()))
     return path, mark, changes, len(OPS)

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 from ep.onnxruntime.messages import log
@@ -141,15 +142,20 @@ def _replaced(name: str) -> str:
     return ours
 
 
-def choose(chosen: Sequence[tuple[str, Mapping[str, str]]]) -> tuple[str, dict[str, str]]:
-    """Device and options for `ep.load` of the first provider."""
+def choose(
+    chosen: Sequence[tuple[str, Mapping[str, str]]], entries: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, dict[str, str]]:
+    """Device and options for `ep.load` of the first provider; `entries` are those of the session's configuration."""
+    from ep.devices import OWN as KEYS
+
     name, given = chosen[0]
+    settings = {key: value for key, value in entries.items() if key in KEYS}
     if name == CPU:
-        return default_device(), {}
+        return default_device(), settings
     options = dict(given)
     library, number = OWN[name], options.pop("device_id", "0")
     device = options.pop("device", None)
     if device is None and library == "jax" and number != "0":
         device = f"cuda:{number}"
-    return device or library, {key if "." in key or key in ("compile", "precision") else f"{library}.{key}": value
-                               for key, value in options.items()}  # fmt: skip
+    own = {key if key in KEYS or "." in key else f"{library}.{key}": value for key, value in options.items()}
+    return device or library, settings | own
