@@ -64,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     pack.add_argument("out", help="path of the new model, or a folder for it; its data files are written beside it")
     pack.add_argument("--format", choices=("safetensors", "external"), default="safetensors", help="of the data files")
     pack.add_argument("--weights", action="append", metavar="FILE", help="safetensors files with the model's weights")
+    pack.add_argument("--for", dest="provider", choices=("jax", "mlx"), default="", help="store what it would convert")
     pack.add_argument("--no-fold", action="store_true", help="keep nodes whose results are constant")
     pack.add_argument("--shard", type=_bytes, metavar="SIZE", help="spread more data than this over files: 2GB, 500MB")
     context_commands.add_commands(commands, _command, show)
@@ -181,6 +182,7 @@ def pack_model(options: argparse.Namespace) -> int:
             options.out,
             format=options.format,
             weights=options.weights,
+            provider=options.provider,
             fold=not options.no_fold,
             shard_bytes=options.shard,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

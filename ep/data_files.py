@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ep.safetensors import DTYPES, FILLER
+from ep.safetensors import DTYPES, FILLER, RESERVED
 
 ALIGNMENT = 64  # of every tensor: what JAX adopts on the CPU
 PAGE = 1 << 14  # where data start: a page of Apple silicon, and four of most other processors
@@ -17,13 +17,25 @@ _NAMES = {onnx_name: name for name, (_, onnx_names) in DTYPES.items() for onnx_n
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Later:
+    """Bytes that are made when they are written, so that only one tensor of them is in memory."""
+
+    nbytes: int
+    make: Callable[[], memoryview]
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """A tensor to write: its name, type in ONNX's words, shape and bytes."""
+    """A tensor to write: its name, type in ONNX's words, shape and bytes; `reserved` names are none of a model."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    data: memoryview | Later
+    reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,7 @@ class DataFile:
         yield self.head
         for piece, offset in self.places:
             yield bytes(offset - at)
-            yield piece.data
+            yield piece.data.make() if isinstance(piece.data, Later) else piece.data
             at = offset + len(piece.data)
 
 
@@ -93,7 +105,8 @@ def _safetensors(name: str, pieces: Sequence[Piece]) -> DataFile:
             header[f"{FILLER}{index}"] = {"dtype": "U8", "shape": [offset - at], "data_offsets": [at, offset]}
         at = offset + len(piece.data)
         dtype, shape = _type(piece)
-        header[_free(piece.name or "constant", header)] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, at]}
+        key = piece.name if piece.reserved else _free(piece.name or "constant", header)
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, at]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % PAGE)
     return DataFile(name, struct.pack("<Q", len(text)) + text, _places(pieces, 8 + len(text)))
@@ -101,7 +114,7 @@ def _safetensors(name: str, pieces: Sequence[Piece]) -> DataFile:
 
 def _free(name: str, taken: dict[str, Any]) -> str:
     """The name, or one like it: subgraphs may repeat names, and some are reserved."""
-    wanted = f"_{name}" if name.startswith(FILLER) else name
+    wanted = f"_{name}" if name.startswith(RESERVED) else name
     count = 1
     while wanted in taken:
         count += 1
@@ -121,7 +134,7 @@ def _index(target: Path, files: Sequence[DataFile]) -> DataFile:
     weight_map: dict[str, str] = {}
     for file in files:
         header = json.loads(file.head[8:])
-        weight_map |= {key: file.name for key in header if key != "__metadata__" and not key.startswith(FILLER)}
+        weight_map |= {key: file.name for key in header if key != "__metadata__" and not key.startswith(RESERVED)}
     total = sum(file.nbytes - len(file.head) for file in files)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     return DataFile(f"{target.stem}.safetensors.index.json", json.dumps(index, indent=1).encode(), ())

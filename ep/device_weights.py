@@ -13,7 +13,7 @@ import numpy as np
 from ep.backend import Backend
 from ep.weights import WeightStore
 
-WIDENED = "it is only multiplied, and the library is faster at that in a wider dtype"
+WIDENED = "it is only multiplied, and the library is faster at that in a wider dtype (`ep pack --for jax` stores it so)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +84,21 @@ class DeviceWeights:
                 self._placed[value, wide], constants[value] = placed, placed.host
 
     def _one(self, host: np.ndarray, wide: bool) -> Placed:
-        array, why = self.backend.borrow(host)
-        return Placed(self.backend.factor(array), WIDENED, host) if wide else Placed(array, why, host)
+        stored = self.store.wide(host) if wide else None
+        array, why = self.backend.borrow(host if stored is None else stored)
+        if wide and stored is None:
+            array, why = self.backend.factor(array), WIDENED
+        return Placed(array, why, host)
+
+    def obstacle(self, host: np.ndarray, is_factor: bool) -> str | None:
+        """Why a group will get a copy of an array; `None` if it will not."""
+        stored = host
+        if is_factor and self.widens(host.dtype):
+            found = self.store.wide(host)
+            if found is None:
+                return WIDENED
+            stored = found
+        return self.backend.obstacle(stored)
 
     def _mapped(self, host: np.ndarray) -> bool:
         return self.store.origin(host) is not None

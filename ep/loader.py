@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ep import wide_weights
 from ep.context_reader import CONTEXTS, expand
 from ep.errors import InvalidModel
 from ep.mapping import Content, read_only
@@ -48,6 +49,7 @@ def load_model(
             f"{name} is not a valid ONNX graph.", why=_root_cause(error), fix="export the model again."
         ) from error
     _check_text(model, name)
+    wide_weights.read(proto, store)
     return model, store, name
 
 

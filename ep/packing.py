@@ -13,8 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ep import wide_weights
 from ep.constant_nodes import fold_in, tensors_of
-from ep.data_files import DataFile, Piece, plan_files
+from ep.data_files import DataFile, Later, Piece, plan_files
+from ep.dtypes import onnx_dtype
 from ep.errors import InvalidInput, InvalidModel
 from ep.loader import read_proto
 from ep.named_weights import refer
@@ -55,6 +57,7 @@ def pack(
     *,
     format: str = "safetensors",
     weights: Any = None,
+    provider: str = "",
     fold: bool = True,
     shard_bytes: int | None = None,
     progress: Progress | None = None,
@@ -64,8 +67,10 @@ def pack(
     `out` is the path of the new model (or a folder for it); its data get the same name, with the suffix
     `.safetensors` or `.data`. Any ONNX runtime can load the result: safetensors files are referred to by ranges.
     Tensors of the same contents are stored once. With `fold`, what `load` would compute from constants each time is
-    stored instead of its computation. More than `shard_bytes` of data are spread over several files. `weights` are
-    as in `load`. The new files take the place of old ones when they are complete; nothing is changed before.
+    stored instead of its computation. With a `provider` ("jax" or "mlx"), weights that it would convert at the first
+    run are stored converted, too, for it alone. More than `shard_bytes` of data are spread over several files.
+    `weights` are as in `load`. The new files take the place of old ones when they are complete; nothing is changed
+    before.
 
     Raises:
         InvalidModel: the model, or a data file, is damaged or missing.
@@ -79,14 +84,23 @@ def pack(
     found = [
         (tensor, Piece(tensor.name, *tensor_data(tensor, store))) for tensor in tensors_of(proto) if _moves(tensor)
     ]
+    copied = wide_weights.wanted(model, weights, provider) if provider else set()
+    wide = {
+        tensor.name: wide_weights.piece(piece, onnx_dtype(tensor.data_type))
+        for tensor, piece in found
+        if tensor.name in copied and sum(other.name == tensor.name for other, _ in found) == 1
+    }
     unique, owner = _once([piece for _, piece in found])
-    files = plan_files(target, format, unique, shard_bytes)
+    files = plan_files(target, format, [*unique, *wide.values()], shard_bytes)
     places = {id(piece): (file.name, offset) for file in files for piece, offset in file.places}
     for (tensor, piece), first in zip(found, owner, strict=True):
         refer(tensor, *places[id(first)], len(piece.data))
+    halves = {piece.name: places[id(first)] for (_, piece), first in zip(found, owner, strict=True)}
+    copies = {name: (*halves[name], *places[id(copy)], len(copy.data)) for name, copy in wide.items()}
+    wide_weights.write(proto, copies)
     write(target, proto, files, progress or (lambda done, total: None))
     names = tuple(file.name for file in files)
-    nbytes = sum(len(piece.data) for piece in unique)
+    nbytes = sum(len(piece.data) for piece in (*unique, *wide.values()))
     return Packed(target.name, names, len(found), len(found) - len(unique), folded, nbytes)
 
 
@@ -140,7 +154,8 @@ def _once(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
     return unique, owner
 
 
-def _digest(data: memoryview) -> bytes:
+def _digest(data: memoryview | Later) -> bytes:
+    assert isinstance(data, memoryview)
     return hashlib.blake2b(data, digest_size=32).digest()
 
 

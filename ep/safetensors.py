@@ -14,7 +14,9 @@ from typing import Any, TypeGuard
 from ep.errors import InvalidModel
 from ep.mapping import Content
 
-FILLER = "__ep_filler_"  # names that start so are padding, written by `ep pack`; they are no weights
+# Tensors whose names start so are none of a model's: `ep pack` writes them, and readers by name leave them out.
+FILLER, WIDE = "__ep_filler_", "__ep_wide_"  # padding; a weight once more, as a provider multiplies it
+RESERVED = (FILLER, WIDE)
 MOST_DIMS = 64  # as many as NumPy has
 MOST_HEADER = 100_000_000  # bytes, a rule of the format
 _LENGTH = struct.Struct("<Q")
@@ -59,7 +61,7 @@ class Entry:
 
 
 def parse(content: Content, name: str) -> dict[str, Entry]:
-    """Tensor name → entry of a whole file; fillers are left out.
+    """Tensor name → entry of a whole file; reserved names are left out.
 
     Raises:
         InvalidModel: the header is damaged, lies about the file, or breaks a rule of the format.
@@ -71,7 +73,7 @@ def parse(content: Content, name: str) -> dict[str, Entry]:
             why=problem,
             fix="copy or download the file again, or write it again with the safetensors library.",
         )
-    return {key: entry for key, entry in entries.items() if not key.startswith(FILLER)}
+    return {key: entry for key, entry in entries.items() if not key.startswith(RESERVED)}
 
 
 def _parse(content: Content) -> tuple[str, dict[str, Entry]]:

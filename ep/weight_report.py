@@ -11,7 +11,6 @@ import numpy as np
 
 from ep.buffer import DeviceBuffer
 from ep.device import DeviceId
-from ep.device_weights import WIDENED
 from ep.placement import HOST
 
 SHOWN = 30  # weights in a table, the largest first; `to_dict` has all of them
@@ -163,8 +162,7 @@ def _weight(value: Any, constants: Mapping[Any, np.ndarray], provider: str, is_f
     elif placed is not None:
         why = placed.why or ""
     else:
-        widened = is_factor and weights.widens(array.dtype)
-        why = WIDENED if widened else weights.backend.obstacle(array) or ""
+        why = weights.obstacle(array, is_factor) or ""
     source = "memory" if origin is None else f"{origin[0]} at {origin[1]}"
     on_device = array if provider == HOST else None if placed is None else placed.array
     return Weight(

@@ -53,6 +53,7 @@ class WeightStore:
     ) -> None:
         self._directories, self._copy = directories, copy
         self._sources: dict[str | Path, Source] = {} if own is None else {IN_FILE: Source.of(name, own)}
+        self._wide: dict[tuple[str, int], Any] = {}  # location and offset of a tensor → its copy in a wider dtype
         self._lock = threading.Lock()
 
     @property
@@ -133,6 +134,21 @@ class WeightStore:
         """File name and offset of an array, or of what it is a view of; `None` if it has memory of its own."""
         low = array.ctypes.data
         return next(((s.name, low - s.start) for s in self.sources if s.start <= low < s.stop), None)
+
+    def add_wide(self, location: str, offset: int, copy: Any) -> None:
+        """Says that the tensor at a place of a file is stored once more, as another tensor."""
+        self._wide[location, offset] = copy
+
+    def wide(self, array: np.ndarray) -> np.ndarray | None:
+        """The stored copy of an array in a wider dtype, or `None`.
+
+        Raises:
+            InvalidModel: the copy does not lie where the model says.
+        """
+        origin = self.origin(array) if self._wide else None
+        copy = None if origin is None else self._wide.get(origin)
+        found = None if copy is None else self.array(copy)
+        return found if found is not None and found.shape == array.shape and array.flags.c_contiguous else None
 
     def check_whole(self) -> None:
         """Raises `InvalidModel` if a file has become shorter since it was opened."""

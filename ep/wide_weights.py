@@ -1,0 +1,83 @@
+"""Which weights does a packed model hold a second time, in the dtype that a provider multiplies them in?
+
+JAX's CPU multiplies float16 and bfloat16 fastest as float32, and makes such copies at the first run. A model packed
+for it (`ep pack --for jax`) has them in its data files, so that they are borrowed as well. Its metadata say where they
+are, and of which data they are made: if a weight lies elsewhere now, it was changed, and the copy is not used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ep.data_files import Later, Piece
+from ep.errors import InvalidModel
+from ep.safetensors import WIDE
+
+if TYPE_CHECKING:
+    import onnx
+
+    from ep.weights import WeightStore
+
+KEY = "ep.wide_weights"  # in a model's metadata: name → [its location, its offset, the copy's location, offset, length]
+
+
+def wanted(source: Any, weights: Any, provider: str) -> set[str]:
+    """Names of the weights that a provider would multiply in a wider dtype."""
+    import warnings
+
+    from ep.device_weights import WIDENED
+    from ep.session import HostFallbackWarning, load
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HostFallbackWarning)
+        session = load(source, provider, weights=weights)
+    return {weight.name for weight in session.weights if weight.why == WIDENED}
+
+
+def piece(half: Piece, dtype: np.dtype) -> Piece:
+    """The copy of a tensor of halves: float32, made when it is written."""
+    assert isinstance(half.data, memoryview)
+    data = half.data
+    make = Later(2 * len(data), lambda: np.frombuffer(data, dtype).astype(np.float32).data.cast("B"))
+    return Piece(f"{WIDE}{half.name}", "FLOAT", half.shape, make, reserved=True)
+
+
+def write(proto: onnx.ModelProto, places: Mapping[str, tuple[str, int, str, int, int]]) -> None:
+    """Says in a model's metadata where the copies are; none if there are none."""
+    for entry in [entry for entry in proto.metadata_props if entry.key == KEY]:
+        proto.metadata_props.remove(entry)
+    if places:
+        proto.metadata_props.add(key=KEY, value=json.dumps(places, separators=(",", ":")))
+
+
+def read(proto: onnx.ModelProto, store: WeightStore) -> None:
+    """Tells the store of the copies that a model says it has.
+
+    Raises:
+        InvalidModel: the metadata are damaged.
+    """
+    text = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
+    if text is None:
+        return
+    import onnx_ir as ir
+
+    try:
+        places = json.loads(text)
+        for tensor in proto.graph.initializer:
+            if tensor.name in places:
+                location, offset, wide_location, wide_offset, length = places[tensor.name]
+                copy = ir.ExternalTensor(
+                    str(wide_location), int(wide_offset), int(length), ir.DataType.FLOAT,
+                    shape=ir.Shape(tensor.dims), name=f"{WIDE}{tensor.name}",
+                )  # fmt: skip
+                store.add_wide(str(location), int(offset), copy)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidModel(
+            f"the model's metadata '{KEY}' are damaged.",
+            why=f"{type(error).__name__}: {error}",
+            fix="pack the model again, or remove this entry of its metadata.",
+        ) from error
