@@ -62,7 +62,7 @@ class DeviceWeights:
         """Whether the library multiplies arrays of a dtype faster in a wider one."""
         if dtype not in self._widens:
             with self.backend.scope():
-                probe = self.backend.asarray(np.zeros(1, dtype)) if dtype in self.backend.dtypes else None
+                probe = self.backend.borrow(np.zeros(1, dtype))[0] if dtype in self.backend.dtypes else None
                 self._widens[dtype] = probe is not None and self.backend.factor(probe) is not probe
         return self._widens[dtype]
 
