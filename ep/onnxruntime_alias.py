@@ -22,6 +22,7 @@ from typing import Any
 ALIAS, OURS = "onnxruntime", "ep.onnxruntime"
 SWITCH, DEVICE = "EP_ONNXRUNTIME", "EP_ONNXRUNTIME_DEVICE"
 STARTUP = Path(__file__).parent / "onnxruntime" / "startup"  # holds a sitecustomize.py for processes started later
+_TOOLS = ("quantization", "tools", "transformers")  # the parts of onnxruntime that work on model files
 _KEPT = ("__spec__", "__loader__", "__package__", "__path__", "__file__")
 
 
@@ -96,7 +97,7 @@ class _Finder(metadata.DistributionFinder):
             return None
         ours = importlib.util.find_spec(OURS + name.removeprefix(ALIAS))
         if ours is None:
-            return None
+            return ModuleSpec(name, _Refusal()) if name.split(".")[1] in _TOOLS else None
         spec = ModuleSpec(name, _Loader(ours.name), origin=ours.origin)
         spec.submodule_search_locations = ours.submodule_search_locations
         spec.has_location = ours.has_location
@@ -105,6 +106,20 @@ class _Finder(metadata.DistributionFinder):
     def find_distributions(self, context: Any = metadata.DistributionFinder.Context()) -> Iterable[Any]:  # noqa: B008
         """The distribution `onnxruntime`, for tools that ask for its version."""
         return [_Distribution()] if context.name is None or _same(context.name, ALIAS) else []
+
+
+class _Refusal(Loader):
+    """Says at import that a part of onnxruntime is not here, and what to do."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        raise ImportError(
+            f"{spec.name} makes or rewrites models, which ep does not do: it runs them. "
+            "Run this step where the genuine onnxruntime is installed and not replaced by ep.onnxruntime.",
+            name=spec.name,
+        )
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Never called: there is no module."""
 
 
 class _Loader(Loader):

@@ -247,6 +247,11 @@ def test_objects_become_their_text(ort):
     assert t.tolist() == ["must", "have"]
 
 
+def test_optional_sequences(ort):
+    session = load(ort, "g (optional(seq(float[N])) o) => (optional(seq(float[N])) p) { p = Identity(o) }")
+    np.testing.assert_equal(session.run(None, {"o": [X[0], X[1]]}), [[X[0], X[1]]])
+
+
 def test_sequences_are_lists(ort, native):
     session = load(ort, KINDS["sequence"])
     with pytest.raises(RuntimeError, match="should be given as array for input 's'"):
@@ -434,8 +439,11 @@ def test_what_is_wrong_with_providers_is_printed_before_the_cpu_is_used(ort, mes
     assert str(caught.value) == message
 
 
+@pytest.mark.filterwarnings("ignore:Specified provider")
 def test_providers_change_and_fallback_switches(ort):
     session = load(ort, DOUBLE)
+    with pytest.raises(RuntimeError, match="Unknown Provider Type: FooExecutionProvider"):
+        session.set_providers(["FooExecutionProvider"])
     session.set_providers(CPU)
     session.disable_fallback()
     session.enable_fallback()
@@ -569,6 +577,50 @@ def test_initializers_are_replaced(ort, tmp_path):
     for options, expected in ((external, 5), (memory, 4)):
         session = ort.InferenceSession((tmp_path / "m.onnx").read_bytes(), options, providers=CPU)
         assert session.run(None, {"x": x})[0][0] == expected
+
+
+def test_external_initializers_in_a_folder_and_beside_the_optimized_model(ort, tmp_path):
+    model = parsed("g (float[300] x) => (float[300] y) { y = Add(x, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.full(300, 4, np.float32), "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    options, x = ort.SessionOptions(), np.zeros(300, np.float32)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
+    session = ort.InferenceSession((tmp_path / "m.onnx").read_bytes(), options, providers=CPU)
+    assert session.run(None, {"x": x})[0][0] == 4
+    options, key = ort.SessionOptions(), "session.optimized_model_external_initializers"
+    options.optimized_model_filepath = str(tmp_path / "o.onnx")
+    options.add_session_config_entry(f"{key}_file_name", "o.bin")
+    options.add_session_config_entry(f"{key}_min_size_in_bytes", "100")
+    ort.InferenceSession(tmp_path / "m.onnx", options, providers=CPU)
+    assert (tmp_path / "o.bin").stat().st_size >= 1200
+    assert ort.InferenceSession(tmp_path / "o.onnx", providers=CPU).run(None, {"x": x})[0][0] == 4
+
+
+def test_the_logger_calls_back(ort):
+    messages: list[tuple] = []
+    ort.set_default_logger_callback(lambda *message: messages.append(message), 0)
+    try:
+        load(ort, DOUBLE)
+        assert messages and all([type(part) for part in m] == [int, str, str, str, str] for m in messages)
+        for wrong in (lambda: ort.set_default_logger_callback("no"), lambda: ort.set_default_logger_callback(print, 5)):
+            with pytest.raises(RuntimeError):
+                wrong()
+    finally:
+        ort.set_default_logger_callback(None)
+        ort.set_default_logger_severity(2)
+
+
+def test_arguments_about_providers_are_normalized(ort):
+    normalize = importlib.import_module(
+        f"{ort.__name__}.capi.onnxruntime_inference_collection"
+    ).check_and_normalize_provider_args
+    known = ["a", "b", "c"]
+    assert normalize(None, None, known) == ([], [])
+    assert normalize([("a", {1: 2}), "b"], None, known) == (["a", "b"], [{"1": "2"}, {}])
+    assert normalize(["a", "b"], [{1: 2}, {}], known) == (["a", "b"], [{"1": "2"}, {}])
+    for wrong in ((3, None), ([3], None), (["a"], 3), (["a", "b"], [{1: 2}])):
+        with pytest.raises(ValueError):
+            normalize(*wrong, known)
 
 
 def test_run_options(ort, native):
@@ -824,10 +876,13 @@ def test_sessions_can_be_subclassed_and_made_again(ort):
         copy.deepcopy(load(ort, DOUBLE))
 
 
-def test_assignment_and_memory(ort):
+def test_assignment_and_memory(ort, native):
     options = ort.SessionOptions()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     session = load(ort, DOUBLE, options)
+    with pytest.raises(native.Fail, match="'session.record_ep_graph_assignment_info' must be set to \"1\""):
+        load(ort, DOUBLE).get_provider_graph_assignment_info()
+    assert len(load(ort, TWO, options).get_provider_graph_assignment_info()) == 2
     (subgraph,) = session.get_provider_graph_assignment_info()
     assert (subgraph.ep_name, [node.op_type for node in subgraph.get_nodes()]) == (CPU[0], ["Add"])
     (memory,) = session.get_input_memory_infos()

@@ -75,6 +75,24 @@ def test_find_spec_and_the_version_answer():
     assert found == [True, True, None, "1.32.0", "ep-runtime"]
 
 
+def test_tools_that_write_models_are_refused_in_words():
+    code = INSTALL + (
+        "from onnxruntime.quantization import QuantType, quantize_dynamic\n"
+        "from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Refused\n"
+        "said = []\n"
+        "try: from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference\n"
+        "except ImportError as error: said.append(str(error))\n"
+        "try: from onnxruntime.transformers.optimizer import optimize_model\n"
+        "except ImportError as error: said.append(str(error))\n"
+        "try: quantize_dynamic('a', 'b')\n"
+        "except Refused as error: said.append(str(error))\n"
+    )
+    tools, optimizer, quantize = facts(code, "*said")
+    assert tools.startswith("onnxruntime.tools makes or rewrites models, which ep does not do")
+    assert optimizer.startswith("onnxruntime.transformers.optimizer makes or rewrites models")
+    assert "ep does not support onnxruntime.quantization.quantize_dynamic" in quantize
+
+
 def test_nothing_is_loaded_before_a_program_asks():
     heavy = "{'numpy', 'onnx', 'jax', 'mlx', 'ep.onnxruntime', 'onnxruntime'} & set(sys.modules)"
     assert facts(f"{INSTALL}import sys", f"len({heavy})") == [0]

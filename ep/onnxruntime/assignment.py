@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ep.onnxruntime.providers import CPU
 from ep.onnxruntime.pybind import STATE
 
 
@@ -36,13 +37,13 @@ class OrtEpAssignedSubgraph:
 
 
 def assignment(session: Any, first: str) -> list[OrtEpAssignedSubgraph]:
-    """One entry per provider that runs nodes; the host's are those of `CPUExecutionProvider`."""
-    found: dict[str, list[OrtEpAssignedNode]] = {}
+    """One entry per node of `CPUExecutionProvider`, as in onnxruntime, and one for all nodes of each other provider."""
+    found: dict[Any, tuple[str, list[OrtEpAssignedNode]]] = {}
     leader = session.providers[0]
-    for node in session.plan.nodes:
+    for index, node in enumerate(session.plan.nodes):
         domain, _, op_type = node.op.rpartition("::")
         op_type = op_type.rpartition("-")[0] or op_type
-        name = first if node.provider == leader else "CPUExecutionProvider"
+        name = first if node.provider == leader else CPU
         assigned = OrtEpAssignedNode(node.node, "" if domain == "ai.onnx" else domain, op_type)
-        found.setdefault(name, []).append(assigned)
-    return [OrtEpAssignedSubgraph(name, nodes) for name, nodes in found.items()]
+        found.setdefault(index if name == CPU else name, (name, []))[1].append(assigned)
+    return [OrtEpAssignedSubgraph(name, nodes) for name, nodes in found.values()]

@@ -70,6 +70,8 @@ class CInferenceSession:
     def _say_fallbacks(self) -> None:
         """What `ep.load` warns of is logged here: clients turn warnings into errors, onnxruntime logs."""
         least = self._options.log_severity_level
+        where = f"{self._session.name} is loaded on {', '.join(self._session.providers)}"
+        log(0, where, least=least, logid=self._options.logid)
         plan = self._session.plan
         if plan.fallbacks:
             reasons = "; ".join(f"'{n.node}' ({n.op}): {n.reason}" for n in plan.fallbacks[:3])
@@ -134,7 +136,7 @@ class CInferenceSession:
 
         if self._options._entries.get(_RECORD) != "1":
             raise failure(
-                Fail, f"Session configuration entry '{_RECORD}' must be set to '1' to retrieve this information."
+                Fail, f"Session configuration entry '{_RECORD}' must be set to \"1\" to retrieve this information."
             )
         return assignment(self._session, self._chosen[0][0])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 SEVERITIES = "VIWEF"
@@ -28,7 +29,10 @@ def log(severity: int, message: str, *, least: int = -1, logid: str = "") -> Non
             callback(severity, "onnxruntime", logid, "ep", message)
             return
         except Exception as error:  # noqa: BLE001 - the user's function may fail in any way; the message is not lost
-            print(f"logger callback failed: {error!r}", file=sys.stderr)
+            failed = SimpleNamespace(
+                exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__, err_msg=None, object=callback
+            )
+            sys.unraisablehook(failed)
     now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime())
     print(f"{now} [{SEVERITIES[severity]}:onnxruntime:{logid}, ep] {message}", file=sys.stderr)
 
@@ -50,7 +54,7 @@ def set_default_logger_callback(callback: Any, severity: int = 2) -> None:
         _Logger.callback = None
         return
     if not callable(callback):
-        raise TypeError("callback must be callable or None")
+        raise RuntimeError("The callback is neither callable nor None")
     _Logger.callback, _Logger.severity = callback, severity
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ep.onnxruntime.options import SessionOptions
 
 MAX_IR_VERSION = 14  # of onnxruntime 1.32
+FOLDER = "session.model_external_initializers_file_folder_path"  # of models given as bytes
 UNSET = 2**63 - 1  # model_version, where the file has none
 Dims = list[int | str | None]
 
@@ -112,7 +113,7 @@ def open_model(path: str | None, content: bytes | None, options: SessionOptions)
             f"{where}Unsupported model IR version: {proto.ir_version}, max supported IR version: {MAX_IR_VERSION}\n",
         )
     override_dimensions(proto.graph, options)
-    if not options._initializers and not options._files:
+    if not options._initializers and not options._files and FOLDER not in options._entries:
         return Opened(path if path is not None else content, proto, where)
     full = _full(path, content, options)
     return Opened(full, proto, where)
@@ -122,7 +123,7 @@ def identity(path: str | None, content: bytes | None, options: SessionOptions) -
     """What tells this model, as these options load it, from every other; `None` where that is not known for sure."""
     from ep.registry import OPS
 
-    if options._initializers or options._files:
+    if options._initializers or options._files or FOLDER in options._entries:
         return None
     try:
         data = content if path is None else Path(path).read_bytes() if _small(path) else None
@@ -179,7 +180,7 @@ def _full(path: str | None, content: bytes | None, options: SessionOptions) -> o
         model = onnx.load(path, load_external_data=False)
     else:
         model = onnx.ModelProto.FromString(content or b"")
-    directory = os.path.dirname(path or "")
+    directory = options._entries.get(FOLDER, os.path.dirname(path or ""))
     for tensor in model.graph.initializer:
         replacement = options._initializers.get(tensor.name)
         if replacement is not None:
@@ -193,7 +194,7 @@ def _full(path: str | None, content: bytes | None, options: SessionOptions) -> o
                 tensor.raw_data = bytes(options._files[place.location][start:end])
                 del tensor.external_data[:]
                 tensor.data_location = onnx.TensorProto.DEFAULT
-            elif path is not None:
+            elif path is not None or FOLDER in options._entries:
                 external_data_helper.load_external_data_for_tensor(tensor, directory)
     return model
 

@@ -7,15 +7,24 @@ from typing import Any
 from ep.onnxruntime import enums
 from ep.onnxruntime.options import SessionOptions
 
+_EXTERNAL = "session.optimized_model_external_initializers"
+
 
 def write(source: Any, options: SessionOptions) -> None:
-    """Writes the model, its weights inside (or beside it, above protobuf's limit of 2 GiB)."""
+    """Writes the model, with its weights inside, or beside it where the options name a file (or it exceeds 2 GiB)."""
     import onnx
 
     path = options.optimized_model_filepath
     model = simplified(source, options.graph_optimization_level)
-    external = model.ByteSize() >= 2**31 - 1
-    onnx.save(model, path, save_as_external_data=external)
+    name = options._entries.get(f"{_EXTERNAL}_file_name")
+    least = int(options._entries.get(f"{_EXTERNAL}_min_size_in_bytes", "1024"))
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=bool(name) or model.ByteSize() >= 2**31 - 1,
+        location=name,
+        size_threshold=least,
+    )
 
 
 def simplified(source: Any, level: Any) -> Any:

@@ -50,7 +50,7 @@ class SessionOptions:
         self._cancelled = False
 
     def add_session_config_entry(self, key: str, value: str) -> None:
-        """Keeps a pair of strings; `ep.context_*` and `session.record_ep_graph_assignment_info` have their effects."""
+        """Keeps a pair of strings; keys about EPContext, external initializers and assignment have their effects."""
         for item in (key, value):
             text(item, "add_session_config_entry", f"{_SELF}, arg0: str, arg1: str) -> None", self, key, value)
         self._entries[key] = value

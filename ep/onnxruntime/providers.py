@@ -73,33 +73,37 @@ def nearest(name: str) -> str | None:
 def normalize(
     providers: Sequence[Any] | None, provider_options: Sequence[Mapping[Any, Any]] | None
 ) -> list[tuple[str, dict[str, str]]]:
-    """Provider names with their options, checked, as strings; what is not available is left out with a warning.
+    """The providers of a session, the CPU last; those that are not here are left out, with a warning.
 
     Raises:
         ValueError: the arguments do not have the form of names, or of names with options.
         RuntimeError: there is no provider of this name anywhere.
     """
+    available = get_available_providers()
+    found = checked([_replaced(*pair) for pair in pairs(providers, provider_options)], available)
+    for name in found:
+        if name not in (*available, *KNOWN, *OWN):
+            raise RuntimeError(f"Unknown Provider Type: {name}")
+    chosen = {name: options for name, options in found.items() if name in available}
+    chosen.setdefault(CPU, {})
+    return list(chosen.items())
+
+
+def checked(given: Sequence[tuple[str, Mapping[Any, Any]]], available: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Options by name, as strings; warns of names that are not available, and of those that come twice."""
     found: dict[str, dict[str, str]] = {}
-    unknown = None
-    for asked, options in pairs(providers, provider_options):
-        name = _replaced(asked)
-        if name != asked:  # the options of the provider that it replaces mean nothing to ours
-            options = {key: value for key, value in options.items() if key == "device_id"}
-        if name not in get_available_providers():
-            available = ", ".join(get_available_providers())
+    for name, options in given:
+        if name not in available:
+            shown = ", ".join(available)
             warnings.warn(
-                f"Specified provider '{name}' is not in available provider names.Available providers: '{available}'",
+                f"Specified provider '{name}' is not in available provider names.Available providers: '{shown}'",
                 stacklevel=6,
             )
-            unknown = unknown or (name if name not in KNOWN and name not in OWN else None)
-        elif name in found:
+        if name in found:
             warnings.warn(f"Duplicate provider '{name}' encountered, ignoring.", stacklevel=6)
         else:
             found[name] = {str(key): str(value) for key, value in options.items()}
-    if unknown:
-        raise RuntimeError(f"Unknown Provider Type: {unknown}")
-    found.setdefault(CPU, {})
-    return list(found.items())
+    return found
 
 
 def pairs(providers: Any, provider_options: Any) -> list[tuple[str, Mapping[Any, Any]]]:
@@ -131,15 +135,15 @@ def _pair(provider: Any) -> tuple[str, Mapping[Any, Any]]:
     raise ValueError("'providers' values must be either strings or (string, dict) tuples.")
 
 
-def _replaced(name: str) -> str:
+def _replaced(name: str, options: Mapping[Any, Any]) -> tuple[str, Mapping[Any, Any]]:
     """The provider itself, or the one of ours that takes its place, which is said once."""
     ours = nearest(name)
     if ours is None:
-        return name
+        return name, options
     if name not in _mapped:
         _mapped.add(name)
         log(2, f"{name} is not part of ep: {ours} runs this session on the same hardware.")
-    return ours
+    return ours, {key: value for key, value in options.items() if key == "device_id"}  # others mean nothing to ours
 
 
 def choose(

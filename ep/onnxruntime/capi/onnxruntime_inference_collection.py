@@ -11,7 +11,7 @@ from ep.onnxruntime.devices import device_number as get_ort_device_type
 from ep.onnxruntime.enums import OrtDeviceVendorId
 from ep.onnxruntime.iobinding import IOBinding
 from ep.onnxruntime.ortvalue import OrtValue, copy_tensors
-from ep.onnxruntime.providers import normalize
+from ep.onnxruntime.providers import checked, pairs
 from ep.onnxruntime.session import InferenceSession, Session
 from ep.onnxruntime.sparse import SparseTensor
 
@@ -21,9 +21,9 @@ def check_and_normalize_provider_args(
     provider_options: Sequence[Mapping[Any, Any]] | None,
     available_provider_names: Sequence[str],
 ) -> tuple[list[str], list[dict[str, str]]]:
-    """Names and options of providers, checked; those that are not available are left out with a warning."""
-    chosen = [pair for pair in normalize(providers, provider_options) if pair[0] in available_provider_names]
-    return [name for name, _ in chosen], [options for _, options in chosen]
+    """Names and options of providers, checked, with a warning for names that are not available."""
+    chosen = checked(pairs(providers, provider_options), available_provider_names)
+    return list(chosen), list(chosen.values())
 
 
 __all__ = [
