@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ep.bodies import InlineBody, declared
-from ep.dtypes import output_dtypes, value_dtype
+from ep.dtypes import conflict, output_dtypes, schema_of, value_dtype
+from ep.errors import InvalidModel
 from ep.packed_constants import packed_steps
 from ep.program import Step
 from ep.registry import OPS, REQUIRED, Lowering
+from ep.structure import PROBLEMS
 from ep.weights import WeightStore
 
 if TYPE_CHECKING:
@@ -43,7 +46,8 @@ class Binder:
         self.store = store
         self.dtypes: dict[Any, np.dtype | None] = {}
         self.aliases: dict[Any, Any] = {}  # output of an alias → the value that it stands for
-        self.problems: list[str] = []
+        self.problems: list[str] = list(model.graph.meta.get(PROBLEMS, ()))
+        self.damaged: list[InvalidModel] = []  # what the store said of tensors that cannot be read
         self.unsupported: dict[str, list[str]] = {}
 
     def bind(self, graph: ir.Graph) -> BoundGraph:
@@ -71,10 +75,17 @@ class Binder:
 
     def _constants(self, graph: ir.Graph, without: Collection[Any] = ()) -> dict[Any, np.ndarray]:
         return {
-            value: self.store.array(value.const_value)
+            value: self._array(value.const_value)
             for value in graph.initializers.values()
             if value.const_value is not None and value not in without
         }
+
+    def _array(self, tensor: Any) -> np.ndarray:
+        try:
+            return self.store.array(tensor)
+        except InvalidModel as error:
+            self.damaged.append(error)
+            return np.zeros(0, np.float32)
 
     def _steps(self, graph: ir.Graph, known: set[Any]) -> list[Step]:
         steps = []
@@ -99,11 +110,18 @@ class Binder:
             self.unsupported.setdefault(f"{node.domain or 'ai.onnx'}::{node.op_type}-{opset}", []).append(name)
             return None
         attributes, bodies = self._attributes(node, known)
-        self._check(name, lowering, node, attributes, bodies)
+        if not self._check(name, lowering, opset, node, attributes, bodies):
+            return None
         if lowering.outputs_keyword:
             attributes[lowering.outputs_keyword] = len(node.outputs)
         outputs = tuple(v if v.name else None for v in node.outputs)
-        dtypes = self._infer(lowering, node, attributes, opset)
+        try:
+            dtypes = self._infer(lowering, node, attributes, opset)
+        except (ValueError, TypeError, LookupError) as error:
+            self.problems.append(f"node '{name}' ({lowering.key}) names a type that does not exist: {error}")
+            return None
+        if problem := conflict(lowering, dtypes[0], opset):
+            self.problems.append(f"node '{name}' ({lowering.key}) {problem}")
         inputs = self._resolved(node.inputs)
         if lowering.alias and inputs and self.drop_aliases:
             self.aliases[node.outputs[0]] = inputs[0]
@@ -131,9 +149,9 @@ class Binder:
             if attribute.type == T.GRAPH:
                 bodies[name] = self._body(attribute.as_graph(), known)
             elif attribute.type == T.TENSOR:
-                attributes[name] = self.store.array(attribute.value)  # `as_tensor` checks the type once more, slowly
+                attributes[name] = self._array(attribute.value)  # `as_tensor` checks the type once more, slowly
             elif attribute.type == T.TENSORS:
-                attributes[name] = tuple(map(self.store.array, attribute.value))
+                attributes[name] = tuple(map(self._array, attribute.value))
             elif attribute.type in (T.INTS, T.FLOATS, T.STRINGS):
                 attributes[name] = tuple(attribute.value)
             else:
@@ -161,27 +179,62 @@ class Binder:
             if value not in known
         ]
 
-    def _check(self, name: str, lowering: Lowering, node: ir.Node, attributes: dict, bodies: dict) -> None:
-        where = f"node '{name}' ({lowering.key})"
-        given = attributes.keys() | bodies.keys()
-        for unknown in sorted(given - lowering.attributes.keys()):
-            allowed = ", ".join(sorted(lowering.attributes)) or "none"
-            self.problems.append(f"{where} has the unknown attribute '{unknown}' (allowed: {allowed})")
-        for attribute, default in lowering.attributes.items():
-            if default is REQUIRED and attribute not in given:
-                self.problems.append(f"{where} lacks the required attribute '{attribute}'")
-        count = len(node.inputs)
-        if count > len(lowering.inputs) and not lowering.variadic:
-            self.problems.append(f"{where} has {count} inputs; at most {len(lowering.inputs)} are allowed")
-        # Python has no optional parameter before a required one; contrib operators have such inputs.
-        strict = node.domain in ("", "ai.onnx.ml")
-        missing = [
-            lowering.inputs[i]
-            for i in range(lowering.required_inputs)
-            if i >= count or (strict and node.inputs[i] is None)
+    def _check(self, name: str, lowering: Lowering, opset: int, node: ir.Node, attributes: dict, bodies: dict) -> bool:
+        """Whether the node fits its lowering; what does not is among the problems."""
+        found = [
+            *attribute_problems(lowering, node, attributes.keys() | bodies.keys(), expected_types(lowering, opset)),
+            *input_problems(lowering, node),
+            *([] if node.outputs else ["has no output"]),
         ]
-        if missing:
-            self.problems.append(f"{where} lacks the required input {', '.join(map(repr, missing))}")
+        self.problems += [f"node '{name}' ({lowering.key}) {problem}" for problem in found]
+        return not found
+
+
+def attribute_problems(
+    lowering: Lowering, node: ir.Node, given: Set[str], expected: Mapping[str, ir.AttributeType]
+) -> Iterator[str]:
+    for unknown in sorted(given - lowering.attributes.keys()):
+        allowed = ", ".join(sorted(lowering.attributes)) or "none"
+        yield f"has the unknown attribute '{unknown}' (allowed: {allowed})"
+    for attribute, default in lowering.attributes.items():
+        if default is REQUIRED and attribute not in given:
+            yield f"lacks the required attribute '{attribute}'"
+    for attribute in sorted(given & expected.keys()):
+        kind = node.attributes[attribute].type
+        if kind != expected[attribute]:
+            yield f"has the attribute '{attribute}' of type {kind.name}, which must be {expected[attribute].name}"
+
+
+def input_problems(lowering: Lowering, node: ir.Node) -> Iterator[str]:
+    count = len(node.inputs)
+    if count > len(lowering.inputs) and not lowering.variadic:
+        yield f"has {count} inputs; at most {len(lowering.inputs)} are allowed"
+    # Python has no optional parameter before a required one; contrib operators have such inputs.
+    strict = node.domain in ("", "ai.onnx.ml")
+    missing = [
+        lowering.inputs[i] for i in range(lowering.required_inputs) if i >= count or (strict and node.inputs[i] is None)
+    ]
+    if missing:
+        yield f"lacks the required input {', '.join(map(repr, missing))}"
+
+
+def expected_types(lowering: Lowering, opset: int) -> Mapping[str, ir.AttributeType]:
+    """Attribute → its type in the ONNX schema, or where there is none, the one that a default of the lowering has."""
+    from onnx_ir import AttributeType
+
+    known = schema_types(lowering.key.domain, lowering.key.op_type, opset)
+    if known is not None:
+        return known
+    kinds = {int: AttributeType.INT, float: AttributeType.FLOAT, str: AttributeType.STRING}
+    return {name: kinds[type(default)] for name, default in lowering.attributes.items() if type(default) in kinds}
+
+
+@cache
+def schema_types(domain: str, op_type: str, opset: int) -> dict[str, ir.AttributeType] | None:
+    from onnx_ir import AttributeType
+
+    schema = schema_of(domain, op_type, opset)
+    return None if schema is None else {n: AttributeType(int(a.type)) for n, a in schema.attributes.items()}
 
 
 def captures(steps: Any, own: Any, outputs: Any) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ def output_dtypes(
     if lowering.out:
         rules = lowering.out + lowering.out[-1:] * (count - len(lowering.out))
         return tuple(_by_rule(rule, attributes, inputs) for rule in rules[:count])
-    schema = _schema(lowering.key.domain, lowering.key.op_type, opset)
+    schema = schema_of(lowering.key.domain, lowering.key.op_type, opset)
     if schema is None:
         return (inputs[0] if inputs else None,) * count
     bound = _bindings(schema, inputs)
@@ -61,6 +61,36 @@ def output_dtypes(
     formal += formal[-1:] * (count - len(formal)) if formal else []
     constraints = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     return tuple(_by_schema(o.type_str, bound, constraints, attributes) for o in formal[:count])
+
+
+def conflict(lowering: Lowering, inputs: Sequence[np.dtype | None], opset: int) -> str:
+    """Two inputs of different dtypes that the ONNX schema wants to be equal, in words; or `""`."""
+    formal = _type_parameters(lowering.key.domain, lowering.key.op_type, opset)
+    bound: dict[str, tuple[np.dtype, str]] = {}
+    for index, dtype in enumerate(inputs if formal else ()):
+        parameter, name = formal[min(index, len(formal) - 1)]
+        if dtype is None or not parameter:
+            continue
+        first, other = bound.setdefault(parameter, (dtype, name))
+        if first != dtype:
+            return f"has {_word(dtype)} as input '{name}', but {_word(first)} as '{other}': they must be equal"
+    return ""
+
+
+@cache
+def _type_parameters(domain: str, op_type: str, opset: int) -> tuple[tuple[str, str], ...]:
+    """Type parameter and name of each formal input; the parameter is `""` where not all inputs have to share it."""
+    schema = schema_of(domain, op_type, opset)
+    if schema is None:
+        return ()
+    tensors = {
+        c.type_param_str for c in schema.type_constraints if all(t.startswith("tensor(") for t in c.allowed_type_strs)
+    }
+    return tuple((i.type_str if i.is_homogeneous and i.type_str in tensors else "", i.name) for i in schema.inputs)
+
+
+def _word(dtype: np.dtype) -> str:
+    return "string" if dtype == STRING else dtype.name
 
 
 def _by_rule(
@@ -78,7 +108,8 @@ def _by_rule(
 
 
 @cache
-def _schema(domain: str, op_type: str, opset: int) -> Any:
+def schema_of(domain: str, op_type: str, opset: int) -> Any:
+    """The `onnx.defs.OpSchema` of an operator at an opset, or `None`."""
     import onnx
 
     return onnx.defs.get_schema(op_type, opset, domain) if onnx.defs.has(op_type, opset, domain) else None

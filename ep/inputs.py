@@ -99,7 +99,14 @@ def random_value(info: ValueInfo, dims: Mapping[str, int], rng: np.random.Genera
             fix=f"pass --input {info.name}=FILE.npy.",
         )
     shape = tuple(d if isinstance(d, int) else dims.get(d or "", 1) for d in info.shape)
-    array = _random_array(info.dtype, shape, rng)
+    try:
+        array = _random_array(info.dtype, shape, rng)
+    except (MemoryError, ValueError) as error:  # NumPy says "too big" in either way
+        raise InvalidInput(
+            f"no random value can be made for input {info.name!r} of shape {list(shape)}.",
+            why=str(error),
+            fix="choose smaller sizes with --dim, or pass --input NAME=FILE.npy.",
+        ) from error
     return [array] if info.kind == "sequence" else array
 
 

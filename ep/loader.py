@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ep import wide_weights
 from ep.context_reader import CONTEXTS, expand
 from ep.errors import InvalidModel
 from ep.mapping import Content, read_only
 from ep.named_weights import attach
+from ep.structure import PROBLEMS, mend, understood
 from ep.weights import WeightStore, directories
 from ep.wire import skeleton
 
@@ -37,17 +36,12 @@ def load_model(
     import onnx_ir as ir
 
     brought = expand(proto, store.directory, name, sources)
-    try:
-        _densify(proto.graph)
-        maps = _take_map_types(proto.graph)
+    problems = mend(proto, name)
+    maps = _take_map_types(proto.graph)
+    with understood(name, problems):
         model = ir.serde.deserialize_model(proto)
         model.graph.sort()
-        model.graph.meta[MAP_TYPES] = maps
-        model.graph.meta[CONTEXTS] = brought
-    except (ir.serde.SerdeError, ValueError, TypeError, LookupError, RuntimeError, AttributeError) as error:
-        raise InvalidModel(
-            f"{name} is not a valid ONNX graph.", why=_root_cause(error), fix="export the model again."
-        ) from error
+        model.graph.meta.update({MAP_TYPES: maps, CONTEXTS: brought, PROBLEMS: problems})
     _check_text(model, name)
     wide_weights.read(proto, store)
     return model, store, name
@@ -134,25 +128,6 @@ def _check_text(model: ir.Model, name: str) -> None:
                 )
 
 
-def _densify(graph: onnx.GraphProto) -> None:
-    """Turns sparse initializers and sparse constants dense: `onnx_ir` drops the first and refuses the second."""
-    import onnx
-    from onnx import numpy_helper
-
-    for sparse in graph.sparse_initializer:
-        graph.initializer.append(numpy_helper.from_array(_dense(sparse), sparse.values.name))
-    del graph.sparse_initializer[:]
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
-                dense = numpy_helper.from_array(_dense(attribute.sparse_tensor))
-                attribute.Clear()
-                attribute.name, attribute.type = "value", onnx.AttributeProto.TENSOR
-                attribute.t.CopyFrom(dense)
-            for subgraph in [attribute.g, *attribute.graphs]:
-                _densify(subgraph)
-
-
 def _take_map_types(graph: onnx.GraphProto) -> dict[str, str]:
     """Removes map types from the values that have them and returns them as onnxruntime writes them."""
     taken = {}
@@ -203,28 +178,4 @@ def _code(element: str) -> int:
 def _element(code: int) -> str:
     import onnx
 
-    return onnx.helper.tensor_dtype_to_string(code).removeprefix("TensorProto.").lower()
-
-
-def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
-    from onnx import numpy_helper
-
-    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-    shape = tuple(sparse.dims)
-    size = int(np.prod(shape))
-    linear = np.ravel_multi_index(tuple(indices.T), shape) if indices.ndim == 2 else indices
-    if len(linear) != len(values) or (len(linear) and not 0 <= linear.min() <= linear.max() < size):
-        raise InvalidModel(
-            f"sparse tensor '{sparse.values.name}' has indices outside its shape {list(shape)}.",
-            why=f"{len(values)} values, {len(linear)} indices, {size} elements.",
-            fix="export the model again.",
-        )
-    dense = np.zeros(size, values.dtype)
-    dense[linear] = values
-    return dense.reshape(shape)
-
-
-def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}"
+    return onnx.TensorProto.DataType.Name(code).lower()

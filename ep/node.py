@@ -111,6 +111,8 @@ def _bound(node: ir.Node, opset: int) -> Step:
     graph = ir.Graph(given, outputs, nodes=[copy], opset_imports=opsets | {node.domain: opset})
     binder = Binder(ir.Model(graph, ir_version=10), WeightStore(), drop_aliases=False)
     steps = binder.bind(graph).steps
+    if binder.damaged:
+        raise binder.damaged[0]
     if binder.problems:
         raise InvalidModel.from_problems(f"node {node.name!r}", binder.problems)
     if not steps:

@@ -16,12 +16,15 @@ from ep.partition import EMBEDDED_BYTES
 from ep.program import Runner, Step
 from ep.registry import OPS, normal_domain
 from ep.string_labels import split_string_labels
+from ep.structure import understood
 from ep.weights import WeightStore
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 FOLD_BYTES = 1 << 24  # a constant larger than this is kept as computation when its sources are smaller
+FOLD_TRIPS = 1000  # a loop that may run more often is kept
+MOST_SHOWN = 8  # damaged tensors that one error names
 NEWEST_OPSET = {"": 28, "ai.onnx.ml": 6, "ai.onnx.preview.training": 1}
 
 
@@ -37,15 +40,11 @@ def bind(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
     import ep.ops  # noqa: F401 - registers the lowerings
 
     check_opsets(model, name)
-    try:
+    binder = Binder(model, store)
+    with understood(name, binder.problems):
         for rewrite in PASSES:
             rewrite(model)
-    except (ValueError, KeyError) as error:
-        raise InvalidModel(
-            f"{name} cannot be simplified.", why=str(error.__cause__ or error), fix="export the model again."
-        ) from error
-    binder = Binder(model, store)
-    bound = binder.bind(model.graph)
+        bound = binder.bind(model.graph)
     refuse(binder, name)
     fuse_dequantization(bound)
     return bound
@@ -53,9 +52,10 @@ def bind(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
 
 def check_opsets(model: ir.Model, name: str) -> None:
     """Refuses operator sets from the future: their semantics are unknown."""
+    every = [model.graph.opset_imports, *(function.opset_imports for function in model.functions.values())]
     newer = [
         f"opset {version} of domain '{domain or 'ai.onnx'}' (newest known: {NEWEST_OPSET[normal_domain(domain)]})"
-        for domain, version in model.graph.opset_imports.items()
+        for domain, version in dict.fromkeys(item for imports in every for item in imports.items())
         if version > NEWEST_OPSET.get(normal_domain(domain), version)
     ]
     if newer:
@@ -67,20 +67,28 @@ def check_opsets(model: ir.Model, name: str) -> None:
 
 
 def refuse(binder: Binder, name: str) -> None:
-    """Raises what binding found: invalid nodes first, then operators without a lowering."""
-    if binder.problems:
+    """Raises what binding found, all of it in one error."""
+    if binder.damaged and not binder.problems and len(binder.damaged) == 1:
+        raise binder.damaged[0]
+    missing = [
+        f"{op}  {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {', '.join(map(repr, nodes[:3]))}"
+        + (", …" if len(nodes) > 3 else "")
+        for op, nodes in sorted(binder.unsupported.items())
+    ]
+    damaged = [f"{error.what} ({error.why})" for error in binder.damaged[:MOST_SHOWN]]
+    if len(binder.damaged) > MOST_SHOWN:
+        damaged.append(f"… and {len(binder.damaged) - MOST_SHOWN} more tensors")
+    if binder.problems or damaged:
         raise InvalidModel.from_problems(
-            name, binder.problems, why="it breaks the ONNX specification.", fix="export the model again."
+            name,
+            [*binder.problems, *damaged, *(f"no lowering: {line}" for line in missing)],
+            why="it breaks the ONNX specification." if binder.problems else "its data cannot be read.",
+            fix=binder.damaged[0].fix if not binder.problems else "export the model again.",
         )
-    if binder.unsupported:
-        lines = [
-            f"{op}  {len(nodes)} node{'s' if len(nodes) > 1 else ''}: {', '.join(map(repr, nodes[:3]))}"
-            + (", …" if len(nodes) > 3 else "")
-            for op, nodes in sorted(binder.unsupported.items())
-        ]
+    if missing:
         raise UnsupportedModel.from_problems(
             name,
-            lines,
+            missing,
             why="these operators have neither a lowering in ep.ops nor an ONNX function body to inline.",
             fix='export the model without them, or add a lowering: @op("Name", domain="…") in ep/ops.',
         )
@@ -189,7 +197,42 @@ def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any]) 
 def foldable(step: Step, constants: dict[Any, Any]) -> bool:
     reads = tuple(step.reads())
     unpacking = step.op == "ep::Unpack"  # what it makes takes more memory, and no device holds it better
-    return not step.lowering.random and not unpacking and all(v in constants for v in reads)
+    known = not unpacking and all(v in constants for v in reads)
+    return known and not step.lowering.random and affordable(step, constants)
+
+
+def affordable(step: Step, constants: dict[Any, Any]) -> bool:
+    """Whether a few numbers do not ask for a huge result, or for a loop that takes long or never ends."""
+    values = [None if v is None else constants[v] for v in step.inputs]
+    if any(body.inputs for body in step.bodies.values()):  # a loop; branches have no inputs
+        limit = values[0] if values else None
+        return limit is not None and (limit.size != 1 or limit.dtype.kind not in "iu" or limit.item() <= FOLD_TRIPS)
+    size = RESULT_SIZE.get(step.lowering.key.op_type)
+    if size is None or step.lowering.key.domain:
+        return True
+    try:
+        return size(*values) * 8 <= FOLD_BYTES
+    except (TypeError, ValueError, ArithmeticError):  # not what the operator takes: it fails on it, quickly
+        return True
+
+
+def _product(dims: Any) -> float:
+    return float(np.prod(np.asarray(dims, np.float64)))
+
+
+# Operators whose results may be far larger than what they read → elements of the result.
+RESULT_SIZE: dict[str, Callable[..., float]] = {
+    "ConstantOfShape": _product,
+    "Expand": lambda x, shape: x.size * _product(shape),
+    "Tile": lambda x, repeats, *_: x.size * _product(repeats),
+    "Range": lambda start, limit, delta: float((limit - start) / delta),
+    "OneHot": lambda indices, depth, values: indices.size * float(depth.item()),
+    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), lambda size: float(size.item())),
+    "Resize": lambda x, roi=None, scales=None, sizes=None: (
+        _product(sizes) if sizes is not None else x.size * _product(scales)
+    ),
+    "Pad": lambda x, pads, *_: max(x.size, 1) * _product(1.0 + np.abs(np.asarray(pads, np.float64))),
+}
 
 
 def evaluate_constant(step: Step, constants: dict[Any, Any], runner: Runner) -> bool:

@@ -84,7 +84,7 @@ class WeightStore:
                 return self._external(tensor)
             array = tensor.numpy()
             return strings(array) if tensor.dtype == ir.DataType.STRING else array
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, AssertionError) as error:
             raise InvalidModel(
                 f"the data of tensor '{tensor.name}' do not fit its type {_describe(tensor)}.",
                 why=f"{type(error).__name__}: {error}",
