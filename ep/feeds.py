@@ -141,7 +141,8 @@ def as_array(value: Any, info: ValueInfo, backend: Any) -> Any:
     """A NumPy array, or an array of the backend as it is; a `str` says what is wrong with the feed."""
     if info.dtype is not None and info.dtype.kind == "O":
         array = np.asarray(value)
-        if array.dtype.kind not in "OUS":
+        empty = not array.size and isinstance(value, list | tuple)  # which NumPy takes for floats
+        if array.dtype.kind not in "OUST" and not empty:
             return f"'{info.name}' has dtype {array.dtype.name}; the model needs strings"
         return strings(array.astype(object))
     if isinstance(value, np.ndarray):

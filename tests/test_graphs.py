@@ -88,6 +88,37 @@ def test_only_the_chosen_branch_runs(device: str, mode: str) -> None:
         session.run(None, {"c": np.array(False), "x": RAMP})
 
 
+def test_a_branch_that_a_computed_condition_leaves_out_never_fails(device: str, mode: str) -> None:
+    model = parse(
+        """
+        agraph (float[n] x, float limit) => (float[m] y, float[n] z)
+        <int64[1] six = {6}, int64[1] four = {4}, bool yes = {1}>
+        {
+            most = ReduceMax <keepdims = 0> (x)
+            small = Less (most, limit)
+            y = If (small) <
+                then_branch = one () => (float[p] a) { a = Reshape(x, six) },
+                else_branch = other () => (float[q] b) { b = Reshape(x, four) }
+            >
+            z = Loop ("", small, x) <
+                body = never (int64 i, bool going, float[n] v) => (bool more, float[n] w)
+                { w = Reshape(v, four)  t = ReduceMax <keepdims = 0> (w)  more = Less(t, limit) }
+            >
+        }
+    """.replace('""', "")
+    )
+    session = load(model, device, mode)
+    four = np.arange(4, dtype=np.float32)
+    y, z = session.run(None, {"x": four, "limit": np.float32(-1)})
+    np.testing.assert_array_equal(y, four)
+    np.testing.assert_array_equal(z, four)
+    with pytest.raises(ep.ExecutionError, match="Reshape"):
+        session.run(None, {"x": four, "limit": np.float32(100)})
+    six = np.arange(6, dtype=np.float32)
+    with pytest.raises(ep.ExecutionError, match="Reshape"):
+        session.run(None, {"x": six, "limit": np.float32(-1)})
+
+
 # Loop.
 
 POWERS = """

@@ -273,10 +273,11 @@ def test_strings(device: str) -> None:
     )
     session = load_quietly(model, device)
     x = np.array(["a", "bé", ""], object)
-    for feed in (x, ["a", "bé", ""], np.array(["a", "bé", ""])):
+    for feed in (x, ["a", "bé", ""], np.array(["a", "bé", ""]), x.astype("T"), np.char.encode(x.astype("U"), "utf-8")):
         same, y = session.run(None, {"x": feed, "z": np.array(["a", "b", ""], object)})
         np.testing.assert_array_equal(same, [True, False, True])
         assert y.dtype == object and list(y) == list(x) and y is not x
+    assert [len(result) for result in session.run(None, {"x": [], "z": []})] == [0, 0]
     with pytest.raises(ep.InvalidInput, match="the model needs strings"):
         session.run(None, {"x": np.array([1, 2, 3]), "z": x})
 

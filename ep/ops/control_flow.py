@@ -29,8 +29,18 @@ State = tuple[Any, ...]  # arrays, lists of arrays, or None
 @op("If", since=1)
 def if_(xp, cond: HostIfCheap, *, then_branch: Body, else_branch: Body):
     if not isinstance(cond, np.ndarray):
-        return tuple(xp.cond(xp.reshape(cond, ()), then_branch, else_branch))
+        return tuple(_maybe_run(xp, xp.cond, xp.reshape(cond, ()), then_branch, else_branch))
     return tuple((then_branch if scalar(cond) else else_branch)())
+
+
+def _maybe_run(xp, run: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `run`. A trace runs bodies too that the condition would leave out: that one fails there decides nothing."""
+    try:
+        return run(*arguments)
+    except EpError as error:
+        if not xp.rolled_loops():
+            raise
+        raise Untraceable("a body that perhaps does not run fails on these shapes") from error
 
 
 # Loop
@@ -43,7 +53,7 @@ def loop(xp, M: Host = None, cond: HostIfCheap = None, *v_initial: HostIfCheap, 
     tested = cond is not None or trips is None
     computed = cond is not None and not isinstance(cond, np.ndarray)
     if computed and xp.rolled_loops():
-        return _while_loop(xp, trips, v_initial, body, cond)
+        return _maybe_run(xp, _while_loop, xp, trips, v_initial, body, cond)
     if (trips is not None and trips <= 0) or (cond is not None and not _truth(xp, cond)):
         first = (np.asarray(0, np.int64), TRUE, *v_initial)
         return *v_initial, *_no_rows(xp, body, first, 1 + len(v_initial), outputs - len(v_initial))
