@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 
 from ep.abstract_run import Abstract, Values, abstract_run
+from ep.device_weights import DeviceWeights
 from ep.errors import InvalidInput, did_you_mean
 from ep.feeds import ValueInfo
+from ep.partition import read_otherwise
+from ep.passes import bind, foldable, pays, remove_unused
 from ep.program import walk
 from ep.summary import size
 
 _PAST = re.compile(r"past|cache", re.IGNORECASE)
 _PRESENT = re.compile(r"present|cache", re.IGNORECASE)
+WIDE_BYTES = 4  # of an element that a library multiplies in a wider dtype: float32
 _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")  # compilers give their results no memory of their own
 Shapes = Mapping[str, Any]  # input name → shape, or symbolic dimension → size
 
@@ -95,7 +99,6 @@ def estimate(source: Any, shapes: Shapes | None = None, *, device: str = "auto",
     """
     from ep.devices import resolve
     from ep.loader import load_model
-    from ep.passes import bind, remove_unused
 
     backend = resolve(device, {})[0].backend
     model, store, name = load_model(source, weights)
@@ -106,16 +109,16 @@ def estimate(source: Any, shapes: Shapes | None = None, *, device: str = "auto",
     declared = {v: t for step in graph.steps for v in step.outputs if v is not None
                 if (t := _typed(v, graph.dtypes.get(v), dims.sizes, default=None)) is not None}  # fmt: skip
     abstract_run(graph.steps, env, backend, declared)
-    computed, stored = _computed_at_load(graph)
+    computed, stored = _computed_at_load(graph, env)
     cache = _caches(graph)
     activations, peak_node = _peak(graph, env, cache | computed)
     kept = {*graph.constants, *computed}
-    arrays = {array.ctypes.data: array for array in _weights(graph, computed)}
+    held, copied = _held(graph, env, computed, stored, DeviceWeights(backend, store))
     return Estimate(
         name,
         f"{backend.name} ({backend.device})",
-        sum(a.nbytes for a in arrays.values()) + sum(nbytes(env[v]) for v in stored),
-        sum(a.nbytes for a in arrays.values() if backend.obstacle(a)),
+        held,
+        copied,
         activations,
         peak_node,
         sum(nbytes(env[v]) for v in cache),
@@ -197,24 +200,41 @@ def _typed(value: Any, dtype: Any, sizes: Mapping[Any, int], default: int | None
 # What lives, and when.
 
 
-def _weights(graph: Any, computed: set[Any]) -> Iterator[np.ndarray]:
-    """Constants that a run reads, in the graph and in the bodies in it; strings are no weights."""
+def _held(graph: Any, env: Values, computed: set[Any], stored: set[Any], weights: DeviceWeights) -> tuple[int, int]:
+    """Bytes of all weights on the device, and of those that it does not borrow. Strings are no weights."""
     read = {v for step in graph.steps if not computed.intersection(step.outputs) for v in step.reads()}
-    every = [array for value, array in graph.constants.items() if value in read or value in graph.outputs]
-    for step in walk(graph.steps):
-        for body in step.bodies.values():
-            every += body.constants.values()
-            every += [a for inner in body.steps for a in inner.attributes.values() if isinstance(a, np.ndarray)]
-    return (array for array in every if array.dtype.kind != "O")
+    read |= set(graph.outputs)
+    factors = (read | stored) - read_otherwise(graph.steps)
+    inside = [body for step in walk(graph.steps) for body in step.bodies.values()]
+    arrays = {(v, a.ctypes.data): a for v, a in graph.constants.items() if v in read}
+    arrays |= {(None, a.ctypes.data): a for body in inside for a in _inside(body)}
+    sizes = {}  # by address: what several weights share counts once
+    for (value, address), array in arrays.items():
+        if array.dtype.kind != "O":
+            wide = value in factors and weights.widens(array.dtype)
+            count = array.size * WIDE_BYTES if wide else array.nbytes
+            sizes[address] = count, count if weights.obstacle(array, wide) else 0
+    made = [env[v] for v in stored]
+    widened = [isinstance(env[v], Abstract) and v in factors and weights.widens(env[v].dtype) for v in stored]
+    copies = sum(a.size * WIDE_BYTES if wide else nbytes(a) for a, wide in zip(made, widened, strict=True))
+    return sum(count for count, _ in sizes.values()) + copies, sum(copy for _, copy in sizes.values()) + copies
 
 
-def _computed_at_load(graph: Any) -> tuple[set[Any], set[Any]]:
-    """Results that follow from constants alone, and those of them that stay as weights: others read them."""
+def _inside(body: Any) -> Iterator[np.ndarray]:
+    """Constants of a body, and those of its nodes."""
+    yield from body.constants.values()
+    yield from (a for inner in body.steps for a in inner.attributes.values() if isinstance(a, np.ndarray))
+
+
+def _computed_at_load(graph: Any, env: Values) -> tuple[set[Any], set[Any]]:
+    """Results that `load` computes from constants alone, and those of them that stay as weights: others read them."""
     constant = set(graph.constants)
     made: set[Any] = set()
     for step in graph.steps:
-        if not step.lowering.random and all(v in constant for v in step.reads()):
-            outputs = {v for v in step.outputs if v is not None}
+        reads, outputs = list(step.reads()), {v for v in step.outputs if v is not None}
+        if foldable(step, constant) and pays(
+            step, sum(nbytes(env[v]) for v in reads), sum(map(nbytes, map(env.get, outputs)))
+        ):
             constant |= outputs
             made |= outputs
     needed = {v for step in graph.steps for v in step.reads() if not made.intersection(step.outputs)}

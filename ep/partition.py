@@ -174,7 +174,7 @@ def _complete(
         v for v in reads if v in constants and (group.kind == CONTROL or embeds(v, facts, constants))
     )
     group.weights = tuple(v for v in reads if v in constants and v not in group.constants)
-    group.factors = frozenset(group.weights) - _read_otherwise(group.steps)
+    group.factors = frozenset(group.weights) - read_otherwise(group.steps)
     group.host_inputs = tuple(v for v in outside if v in host_inputs and group.kind != CONTROL)
     group.inputs = tuple(v for v in outside if v not in group.host_inputs)
     group.shapes = frozenset(v for v in group.inputs if v not in _contents(group.steps))
@@ -185,7 +185,7 @@ def embeds(value: Any, facts: Facts, constants: Any) -> bool:
     return value in facts.needed or constants[value].nbytes <= EMBEDDED_BYTES or constants[value].dtype.kind == "O"
 
 
-def _read_otherwise(steps: Sequence[Step]) -> set[Any]:
+def read_otherwise(steps: Sequence[Step]) -> set[Any]:
     """Values that are read by more than products."""
     reads: set[Any] = set()
     for step in steps:

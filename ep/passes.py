@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -194,7 +194,7 @@ def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any]) 
     return kept
 
 
-def foldable(step: Step, constants: dict[Any, Any]) -> bool:
+def foldable(step: Step, constants: Collection[Any]) -> bool:
     reads = tuple(step.reads())
     unpacking = step.op == "ep::Unpack"  # what it makes takes more memory, and no device holds it better
     known = not unpacking and all(v in constants for v in reads)
@@ -238,7 +238,7 @@ RESULT_SIZE: dict[str, Callable[..., float]] = {
 def evaluate_constant(step: Step, constants: dict[Any, Any], runner: Runner) -> bool:
     """Whether the node's outputs became constants; a node that fails is left to fail at run time, if it runs."""
     env = {v: constants[v] for v in step.reads()}
-    read = sum(getattr(a, "nbytes", 0) for a in env.values())
+    read = [getattr(a, "nbytes", 0) for a in env.values()]
     try:
         runner.evaluate([step], env)
     except EpError:
@@ -246,11 +246,16 @@ def evaluate_constant(step: Step, constants: dict[Any, Any], runner: Runner) -> 
     results = {v: env[v] for v in step.outputs if v is not None}
     if not all(isinstance(r, np.ndarray | np.generic) for r in results.values()):
         return False
-    written = sum(np.asarray(r).nbytes for r in results.values())
-    if written > max(FOLD_BYTES, read):
+    if not pays(step, sum(read), sum(np.asarray(r).nbytes for r in results.values())):
         return False
     constants.update({v: np.asarray(r) for v, r in results.items()})
     return True
+
+
+def pays(step: Step, read: int, written: int) -> bool:
+    """Whether to keep what a step makes of constants, by the bytes that it reads and writes."""
+    held = sum(a.nbytes for a in step.attributes.values() if isinstance(a, np.ndarray))  # a Constant has its value
+    return written <= max(FOLD_BYTES, read + held)
 
 
 def fold_body(body: InlineBody, outer: dict[Any, Any]) -> InlineBody:

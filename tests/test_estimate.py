@@ -162,3 +162,15 @@ def test_inspect_says_whether_it_fits(tmp_path, capsys):
     assert found["activations"] == 12000 and found["fits"] is True
     assert main(["inspect", str(tmp_path / "m.onnx")]) == 0
     assert "fits: " in capsys.readouterr().out
+
+
+def test_halves_count_as_the_library_holds_them(tmp_path):
+    pytest.importorskip("jax")
+    w = np.zeros((64, 64), np.float16)
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float16[n, 64] x) => (float16[n, 64] y) { y = MatMul(x, w) }'
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    found = ep.estimate(tmp_path / "m.onnx", device="cpu")
+    assert found.weights == found.copied == 2 * w.nbytes  # JAX multiplies them as float32

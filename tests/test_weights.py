@@ -260,3 +260,25 @@ def test_halves_that_jax_widens_for_its_products_are_copies_and_shared(tmp_path)
     assert weight.why == foretold and "wider dtype" in weight.why and weight.dtype == "float16"
     assert weight.device_array.dtype == np.float32 and weight.device_array is second.weights["w"].device_array
     np.testing.assert_array_equal(np.asarray(weight.device_array), w)
+
+
+def test_a_large_constant_of_a_node_is_a_weight_like_others(tmp_path, accelerator):
+    """Also one that is larger than anything that is folded."""
+    w = np.random.default_rng(0).standard_normal((4096, 1100)).astype(np.float32)
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(w, "")),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4096])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1100])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    session = ep.load(tmp_path / "m.onnx", accelerator)
+    (weight,) = session.weights
+    assert weight.nbytes == w.nbytes and weight.source.startswith("m.onnx at ")
+    x = np.random.default_rng(1).standard_normal((1, 4096)).astype(np.float32)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ w, rtol=1e-3, atol=1e-3)
+    assert ep.estimate(tmp_path / "m.onnx", device=accelerator).weights == w.nbytes
