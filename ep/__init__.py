@@ -69,6 +69,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {  # module -> names; `__init__.pyi` says 
     "ep.kernel": ("Kernel", "KernelMatch", "Cost"),
     "ep.discovery": ("EpRegistry",),
     "ep.context": ("EpContext", "EpContextRegistry"),
+    "ep.context_cache": ("ContextNotice",),
     # hold memory and tensors
     "ep.device": ("DeviceType", "DeviceId"),
     "ep.buffer": ("DeviceBuffer",),

@@ -9,6 +9,9 @@ from ep.context import (
 from ep.context import (
     EpContextRegistry as EpContextRegistry,
 )
+from ep.context_cache import (
+    ContextNotice as ContextNotice,
+)
 from ep.device import (
     DeviceId as DeviceId,
 )

@@ -285,15 +285,15 @@ class CompiledGroup:
             return self._uncompiled(key, host, arguments, weights)
         started = time.perf_counter()
         function, results, stored = self._guarded(lambda *values: self._first(host, values), arguments, weights)
-        if stored:
-            counters.loaded += 1
-        else:
-            seconds = time.perf_counter() - started
-            counters.misses += 1
-            counters.compile_seconds += seconds
-            self.compiling += seconds
-            self.compiled += 1
+        seconds = time.perf_counter() - started
         with self._lock:
+            if stored:
+                counters.loaded += 1
+            else:
+                counters.misses += 1
+                counters.compile_seconds += seconds
+                self.compiling += seconds
+                self.compiled += 1
             self.cache[key] = function
             self.variants[shapes] += bool(host)
             if len(self.cache) > MAX_SIGNATURES:

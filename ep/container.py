@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,6 @@ class Container:
         """All that is found by a key."""
         yield from self.codes
         yield from self.cuts
-
-    def partition(self, name: str) -> Partition | None:
-        return next((p for p in self.partitions if p.name == name), None)
 
 
 def pack(container: Container) -> bytes:
@@ -288,12 +285,3 @@ def boundary(entry: Any) -> Boundary:
     kind, dims, packed = entry
     _require(type(packed) is bool, "packing is not true or false.")
     return Boundary(dtype(kind), None if dims is None else shape(dims, unknown=True), packed)
-
-
-def by_key(containers: Sequence[Container]) -> Mapping[str, Code | Cut]:
-    """All code and cuts of these containers; of those with the same key, the first."""
-    found: dict[str, Code | Cut] = {}
-    for container in containers:
-        for entry in container.entries():
-            found.setdefault(entry.key, entry)
-    return found

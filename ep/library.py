@@ -29,11 +29,15 @@ WORTH = 0.005  # seconds of compiling from which storing pays
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A function of this session: the provider it is for, its arguments, and what gives its stored form."""
+    """A function of this session: the provider it is for, its arguments, and what gives its stored form.
+
+    One that is `live` is not stored yet, and so holds the compiled function itself.
+    """
 
     provider: str
     arguments: tuple[container.Spec, ...]
     code: Callable[[], Any]
+    live: bool = False
 
 
 @dataclass
@@ -124,7 +128,7 @@ class Library:
                 self._store(key, backend, cuts=(Cut(key, number),))
             raise
         if key:
-            self._remember(key, Made(backend.name, written(specs), code))
+            self._remember(key, Made(backend.name, written(specs), code, live=True))
             if self.keeping or (self.cache is not None and time.perf_counter() - started >= WORTH):
                 self._keep(key, self.made[key], backend, group, arguments, results)
         return function, results
@@ -134,6 +138,11 @@ class Library:
             self.made[key] = made
             while len(self.made) > MOST_MADE:
                 del self.made[next(iter(self.made))]
+
+    def forget(self) -> None:
+        """Drop compiled functions; what is stored of them stays."""
+        with self._lock:
+            self.made = {key: made for key, made in self.made.items() if not made.live}
 
     def _keep(
         self, key: str, made: Made, backend: Backend, group: Any, arguments: Sequence[Any], results: Sequence[Any]

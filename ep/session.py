@@ -202,6 +202,7 @@ class InferenceSession:
         """
         for _, runnable in self._executable.every():
             runnable.forget()
+        self._context.library.forget()
         for weights in self._context.weights.values():
             weights.drop()
 

@@ -60,6 +60,7 @@ class Summary:
     providers: tuple[ProviderReport, ...] = ()
     memory: dict[str, Any] | None = None  # `ep.Estimate.to_dict`
     memory_text: str = ""
+    contexts: tuple[str, ...] = ()  # what its EPContext nodes hold; all else here is of the graphs that they stand for
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain data, ready for JSON."""
@@ -79,6 +80,8 @@ class Summary:
             "weights": f"{self.weights} tensors, {size(self.weight_bytes)}" + (f" ({dtypes})" if dtypes else ""),
             "nodes": f"{self.nodes}: " + ", ".join(f"{op} {n}" for op, n in self.operators.items()),
         }
+        if self.contexts:
+            rows["contexts"] = "\n".join(self.contexts)
         if self.memory_text:
             rows["memory"] = self.memory_text
         facts = Table.grid(padding=(0, 2))
@@ -108,6 +111,7 @@ def summarize(source: Any, shapes: Mapping[str, Any] | None = None) -> Summary:
 
     `shapes` are those of `ep.estimate`.
     """
+    from ep.context_reader import CONTEXTS
     from ep.dtypes import value_dtype
     from ep.feeds import ValueInfo
     from ep.loader import load_model
@@ -121,6 +125,7 @@ def summarize(source: Any, shapes: Mapping[str, Any] | None = None) -> Summary:
     by_dtype: Counter[str] = Counter()
     for tensor in weights:
         by_dtype[tensor.dtype.name.lower()] += tensor.nbytes
+    brought = tuple(map(_context, graph.meta[CONTEXTS]))
     facts = Summary(
         name,
         tuple(str(ValueInfo.of(v, value_dtype(v))) for v in graph.inputs if v.name not in graph.initializers),
@@ -131,6 +136,7 @@ def summarize(source: Any, shapes: Mapping[str, Any] | None = None) -> Summary:
         len(weights),
         sum(by_dtype.values()),
         dict(by_dtype),
+        contexts=brought,
     )
     try:
         steps = prepare(model, store, name).steps
@@ -145,6 +151,15 @@ def summarize(source: Any, shapes: Mapping[str, Any] | None = None) -> Summary:
 
 def _op_type(node: Any) -> str:
     return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+
+
+def _context(brought: Any) -> str:
+    """One container in words; `ep.load` says whether its code is used."""
+    held = brought.container
+    code = sum(len(each.code) for each in held.codes)
+    made_for = f", made for {held.fingerprint}" if held.codes else ""
+    functions = f"{len(held.codes)} compiled functions of {size(code)}"
+    return f"{held.source}: {len(held.partitions)} partitions, {functions}{made_for}"
 
 
 def _weights(model: Any) -> Iterator[Any]:

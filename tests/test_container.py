@@ -61,8 +61,7 @@ def test_a_container_comes_back_whole():
     assert unpack(forged(lambda header: None)) == HELD
 
 
-def test_what_is_found_by_name_and_by_key():
-    assert HELD.partition("p1") is HELD.partitions[1] and HELD.partition("p2") is None
+def test_what_is_found_by_key():
     assert [entry.key for entry in HELD.entries()] == KEYS[:3]
 
 

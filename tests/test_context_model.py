@@ -301,6 +301,24 @@ def test_a_model_without_compiled_groups_is_refused(accelerator, tmp_path):
         ep.load(with_weight(), accelerator).save_context()
 
 
+def test_a_context_is_described(accelerator, tmp_path):
+    from ep.summary import summarize
+
+    made, _ = saved(with_weight(), accelerator, tmp_path, {"x": X})
+    (text,) = summarize(made.model).contexts
+    assert text.startswith(f"ep.{accelerator}: 1 partitions, 1 compiled functions of ") and ", made for " in text
+
+
+def test_a_session_that_rested_still_saves_what_was_stored(accelerator, tmp_path):
+    session = ep.load(with_weight(), accelerator)
+    session.warmup({"n": 3})
+    expected = session.run(None, {"x": X})
+    session.hibernate()
+    made = session.save_context(tmp_path / "c.onnx")
+    assert made.functions == 1
+    same(ep.load(made.model, accelerator, options=TRUST).run(None, {"x": X}), expected)
+
+
 # Options of onnxruntime, and warming up.
 
 

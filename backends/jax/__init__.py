@@ -140,7 +140,17 @@ def _fingerprint(device: Any) -> str:
         "features": _cpu_features() if device.platform == "cpu" else device.client.platform_version.replace("\n", " "),
         "flags": hashlib.sha256(os.environ.get("XLA_FLAGS", "").encode()).hexdigest()[:12],
     }
+    if device.platform == "cpu":
+        facts["threads"] = _threads()
     return " / ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def _threads() -> str:
+    """How many threads XLA divides loops for, when it compiles for the CPU."""
+    for name in ("PJRT_NPROC", "NPROC"):
+        if os.environ.get(name):
+            return os.environ[name]
+    return str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def _cpu_features() -> str:
