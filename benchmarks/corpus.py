@@ -41,7 +41,22 @@ SLOW = 2.0  # ratio above which the table gives a reason
 TIMEOUT = 300  # seconds for one process
 
 # Why a model is slower than twice onnxruntime: (models, device, reason), first match wins.
-REASONS: tuple[tuple[str, str, str], ...] = ()
+REASONS: tuple[tuple[str, str, str], ...] = (
+    ("*", "mlx", "MLX's CPU backend fuses nothing, runs most operations on one thread, and lowerings run at each call"),
+    ("cls_mobilenetv2_qlinear", "*", "8-bit products are computed exactly in float32; onnxruntime's are 8-bit"),
+    ("*int8*", "*", "8-bit products are computed exactly in float32 or int32; onnxruntime's are 8-bit"),
+    ("llm_*int4", "*", "XLA unpacks 4-bit weights into memory for every product"),
+    ("llm_*", "*", "under 2 ms: XLA's start of many small operations"),
+    ("gen_sd_unet_small", "*", "XLA's softmax over 4096 × 4096 scores takes most of the time"),
+    ("ml_atspm_phase*", "*", "all trees of a segment are walked to its depth, with XLA's gathers"),
+    ("m*_dnsmos*", "*", "XLA's convolutions with few channels, and transposes of large images"),
+    ("ocr_*", "*", "XLA's convolutions with few channels; its small operations scale badly to two threads"),
+    ("face_*", "*", "XLA's small operations scale badly to two threads"),
+    ("vad_*", "*", "under 1 ms: XLA's start of many small operations"),
+    ("wake_*", "*", "under 1 ms: XLA's start of many small operations"),
+    ("text_*", "*", "XLA's small operations scale badly to two threads"),
+    ("*", "jax", "less than 1 ms: the call itself, and XLA's start of each operation"),
+)
 
 
 # One process: one model, one thread count.
