@@ -55,7 +55,10 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("vad_*", "*", "under 1 ms: XLA's start of many small operations"),
     ("wake_*", "*", "under 1 ms: XLA's start of many small operations"),
     ("text_*", "*", "XLA's small operations scale badly to two threads"),
-    ("*", "jax", "less than 1 ms: the call itself, and XLA's start of each operation"),
+    *(
+        (glob, "jax", "under 1 ms: XLA's start of each operation")
+        for glob in ("sk_*", "ml_*", "xgb_*", "lgbm_*", "ts_*")
+    ),
 )
 
 
