@@ -225,7 +225,7 @@ class ArrayProvider(ExecutionProvider):
         if reason and not self.backend.is_host:
             return KernelMatch.declined(reason)
         inputs, outputs = dtypes or (node.dtypes_of(op.inputs), node.dtypes_of(op.outputs))
-        for dtype in (*inputs, *outputs, node.inner_dtype(op, lowering)):
+        for dtype in (*inputs, *outputs, node.inner_dtype(op, lowering, inputs)):
             if dtype is not None and dtype not in self.backend.dtypes:
                 kind = "strings" if dtype.hasobject else dtype.name
                 return KernelMatch.declined(f"{self.name} does not hold {kind} on {self.device_id}")

@@ -61,10 +61,14 @@ def dtypes_of(values: Sequence[Any]) -> list[np.dtype[Any] | None]:
     return [None if value is None or not hasattr(value, "type") else value_dtype(value) for value in values]
 
 
-def inner_dtype(node: Step | ir.Node, lowering: Lowering) -> np.dtype[Any] | None:
-    """Return the dtype in which an attribute of the node asks it to compute; None where none does."""
+def inner_dtype(
+    node: Step | ir.Node, lowering: Lowering, inputs: Sequence[np.dtype[Any] | None]
+) -> np.dtype[Any] | None:
+    """Return the dtype in which a node computes, by its attributes or inputs; None where it is that of an input."""
     from ep.dtypes import onnx_dtype
 
+    if callable(lowering.inside):
+        return lowering.inside(attributes_of(node), inputs)
     code = attributes_of(node).get(lowering.inside) if lowering.inside else None
     return onnx_dtype(code) if code else None
 

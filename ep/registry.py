@@ -12,7 +12,7 @@ ONNX names and defaults. Annotations say what the planner must know; nothing els
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,8 @@ class Lowering:
     the node's attributes to that reason. `random` operators are never folded. `out` gives output dtypes
     where the ONNX schema cannot: for each output the index of the input whose dtype it shares, the name of a
     dtype attribute, a dtype name, or a function from the node's attributes to one of these. `inside` is the
-    attribute that names the element type of the computation, where that may differ from all inputs. An `alias`
+    attribute that names the element type of the computation, where that may differ from all inputs, or a function
+    from the attributes and the inputs' dtypes to it. An `alias`
     returns its first input, whatever it is, so that no step is needed.
     """
 
@@ -76,7 +77,7 @@ class Lowering:
     host_only: str | Callable[[dict[str, Any]], str] = ""
     random: bool = False
     out: tuple[int | str | Callable[[dict[str, Any]], str], ...] = ()
-    inside: str = ""
+    inside: str | Callable[[dict[str, Any], Sequence[Any]], Any] = ""
     alias: bool = False
     inputs: tuple[str, ...] = field(init=False)
     required_inputs: int = field(init=False)
@@ -130,7 +131,7 @@ class OpRegistry:
         host_only: str | Callable[[dict[str, Any]], str] = "",
         random: bool = False,
         out: tuple[int | str | Callable[[dict[str, Any]], str], ...] = (),
-        inside: str = "",
+        inside: str | Callable[[dict[str, Any], Sequence[Any]], Any] = "",
         alias: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that registers a lowering and returns the function unchanged."""

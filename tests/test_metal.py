@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import os
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sweep_cases
+import sweeping
 from conftest import parse, require
 from nodes import run_node
 from test_node_suite import cases
@@ -115,6 +118,21 @@ def test_official_cases(simulated: Simulated) -> None:
         if simulated.refused:
             found[name] = list(simulated.refused)
     assert not found
+
+
+def test_random_nodes(simulated: Simulated) -> None:
+    """Nor do random nodes of every dtype, of the newest version of each operator."""
+    found: list[str] = []
+    for op in sweep_cases.MAKERS:
+        newest = sweep_cases.opsets(op, sweeping.NEWEST)[-1]
+        for opset, _, case in sweeping.cases(op, 5, 1):
+            if opset == newest:
+                simulated.refused.clear()
+                model, feeds = sweeping.as_model(case)
+                with contextlib.suppress(ep.ExecutionError):  # whether the answer is right, test_sweep.py says
+                    simulated.load(model).run(None, feeds)
+                found += [f"{case}: {line}" for line in simulated.refused]
+    assert not found, "\n".join(found)
 
 
 def corpus() -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from ep.ops.axes import axis_of
 from ep.ops.legacy import with_consumed_inputs
 from ep.ops.math import since_opset_1
-from ep.ops.precision import in_wide
+from ep.ops.precision import exact_dtype, exactly, in_wide, wide
 from ep.registry import op
 
 
@@ -82,10 +82,14 @@ def thresholded_relu(xp, x, *, alpha=1.0):
     return xp.where(x > alpha, x, 0)
 
 
-@op("Shrink", since=9)
-@in_wide
+@op(
+    "Shrink", since=9, inside=lambda attributes, dtypes: exactly(attributes, dtypes) if attributes.get("bias") else None
+)
 def shrink(xp, x, *, bias=0.0, lambd=0.5):
-    return xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, 0))
+    dtype = xp.dtype_of(x)
+    inner = xp.astype(x, exact_dtype(dtype)) if bias else wide(xp, x)
+    up, down = (xp.astype(inner + bias, dtype), xp.astype(inner - bias, dtype)) if bias else (x, x)
+    return xp.where(inner < -lambd, up, xp.where(inner > lambd, down, xp.zeros_like(x)))
 
 
 @op("Softsign")

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ep.ops.axes import at, axes_of, axis_of, ints, scalar
-from ep.ops.precision import in_wide, is_float
+from ep.ops.precision import exactly, in_exact, in_wide, is_float
 from ep.registry import Host, op
 
 # Reductions over `axes`, a tuple of non-negative ints; all keep the dtype
@@ -74,17 +74,17 @@ def l1_norm(xp, x, *, axes, keepdims):
     return xp.sum(xp.abs(x), axis=axes, keepdims=keepdims)
 
 
-@in_wide
+@in_exact
 def l2_norm(xp, x, *, axes, keepdims):
     return xp.sqrt(_sum_of_squares(xp, x, axes=axes, keepdims=keepdims))
 
 
-@in_wide
+@in_exact
 def log_sum(xp, x, *, axes, keepdims):
     return xp.log(xp.sum(x, axis=axes, keepdims=keepdims))
 
 
-@in_wide
+@in_exact
 def log_sum_exp(xp, x, *, axes, keepdims):
     if not axes:
         return x
@@ -100,6 +100,9 @@ REDUCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     **{"ReduceL1": (l1_norm, 18), "ReduceL2": (l2_norm, 18), "ReduceSumSquare": (sum_of_squares, 18)},
     **{"ReduceLogSum": (log_sum, 18), "ReduceLogSumExp": (log_sum_exp, 18)},
 }
+
+
+IN_EXACT = (l2_norm, log_sum, log_sum_exp)
 
 
 def with_axes_input(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,8 +127,9 @@ def _all_or(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
 
 
 for _op, (_fn, _since) in REDUCTIONS.items():
-    op(_op, since=_since)(with_axes_input(_fn))
-    op(_op)(with_axes_attribute(_fn))
+    _inside: Any = exactly if _fn in IN_EXACT else ""
+    op(_op, since=_since, inside=_inside)(with_axes_input(_fn))
+    op(_op, inside=_inside)(with_axes_attribute(_fn))
 
 
 # Positions

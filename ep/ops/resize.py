@@ -13,7 +13,7 @@ import numpy as np
 from ep.errors import InvalidInput
 from ep.ops.axes import at as along
 from ep.ops.axes import axes_of
-from ep.ops.precision import wide_dtype
+from ep.ops.precision import exact_dtype, exactly, saturated
 from ep.registry import Host, op
 
 Scale = Fraction | np.float32  # exact when it comes from sizes; float32 arithmetic when the model gives a float
@@ -29,7 +29,12 @@ class Reading:
     outside: np.ndarray  # [out]: the extrapolation value is used here
 
 
-@op("Resize", since=11)
+def _inside(attributes: dict[str, Any], dtypes: Sequence[Any]) -> np.dtype | None:
+    """Nearest pixels, the default, are not computed."""
+    return exactly({"mode": "nearest"} | attributes, dtypes)
+
+
+@op("Resize", since=11, inside=_inside)
 def resize(
     xp,
     x,
@@ -67,23 +72,23 @@ def resize(
     return read(xp, x, readings, extrapolation_value)
 
 
-@op("Resize", since=10)
+@op("Resize", since=10, inside=_inside)
 def resize_10(xp, x, scales: Host, *, mode="nearest"):
     """Nearest rounds down when an axis grows and up when it shrinks, as onnx 1.5's own test cases do."""
     return _scaled(xp, x, scales.tolist(), mode, "ceil")
 
 
-@op("Upsample", since=9)
+@op("Upsample", since=9, inside=_inside)
 def upsample(xp, x, scales: Host, *, mode="nearest"):
     return _scaled(xp, x, scales.tolist(), mode, "floor")
 
 
-@op("Upsample", since=7)
+@op("Upsample", since=7, inside=_inside)
 def upsample_7(xp, x, *, mode="nearest", scales):
     return _scaled(xp, x, scales, mode, "floor")
 
 
-@op("Upsample", since=1)
+@op("Upsample", since=1, inside=_inside)
 def upsample_1(xp, x, *, height_scale, mode="nearest", width_scale):
     return _scaled(xp, x, (1.0, 1.0, height_scale, width_scale), mode, "floor")
 
@@ -222,11 +227,11 @@ def _cubic(d: np.ndarray, a: float) -> np.ndarray:
 
 
 def read(xp: Any, x: Any, readings: Sequence[Reading], extrapolation_value: float) -> Any:
-    """`x` with every reading applied, the most shrinking first; sums run in float32 at least."""
+    """`x` with every reading applied, the most shrinking first; sums run in `exact_dtype`."""
     dtype = xp.dtype_of(x)
     ordered = sorted(readings, key=lambda r: len(r.index) / max(x.shape[r.axis], 1))
     weighted = any(r.weights is not None for r in readings)
-    y = xp.astype(x, wide_dtype(dtype)) if weighted else x
+    y = xp.astype(x, exact_dtype(dtype)) if weighted else x
     for reading in ordered:
         y = _pick(xp, y, reading) if reading.weights is None else _blend(xp, y, reading)
     y = _rounded(xp, y, dtype) if weighted else y
@@ -243,12 +248,7 @@ def _constant(value: float, dtype: np.dtype) -> float | int:
 
 def _rounded(xp: Any, y: Any, dtype: np.dtype) -> Any:
     """Integers are rounded to the nearest and saturate, as in onnx's reference implementation."""
-    if dtype.kind in "iu":
-        largest = np.float32(np.iinfo(dtype).max)
-        if int(largest) > np.iinfo(dtype).max:  # the largest float32 that the dtype holds
-            largest = np.nextafter(largest, np.float32(0))
-        y = xp.clip(xp.round(y), float(np.iinfo(dtype).min), float(largest))
-    return xp.astype(y, dtype)
+    return saturated(xp, xp.round(y) if dtype.kind in "iu" else y, dtype)
 
 
 def _pick(xp: Any, x: Any, reading: Reading) -> Any:
