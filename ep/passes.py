@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -194,7 +194,7 @@ def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any]) 
     return kept
 
 
-def foldable(step: Step, constants: Collection[Any]) -> bool:
+def foldable(step: Step, constants: dict[Any, Any]) -> bool:
     reads = tuple(step.reads())
     unpacking = step.op == "ep::Unpack"  # what it makes takes more memory, and no device holds it better
     known = not unpacking and all(v in constants for v in reads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -35,7 +36,8 @@ def test_results_count_from_their_node_to_their_last_reader(accelerator):
     found = ep.estimate(parse(CHAIN), {"n": 10}, device=accelerator)
     # x, a and b at Add; x, b (as view) and c at Neg: three arrays of 10 · 100 floats each time
     assert found.activations == 3 * 4000 and found.cache == 0 and found.unknown == 0 and found.assumed == {}
-    assert ep.estimate(parse(CHAIN), {"x": (10, 100)}, device=accelerator) == found
+    by_shape = ep.estimate(parse(CHAIN), {"x": (10, 100)}, device=accelerator)
+    assert replace(by_shape, available=None) == replace(found, available=None)
     alone = ep.estimate(parse(CHAIN), device=accelerator)
     assert alone.assumed == {"n": 1} and alone.activations == 3 * 400 and "n=1" in str(alone)
 
