@@ -228,15 +228,14 @@ def _inside(body: Any) -> Iterator[np.ndarray]:
 
 def _computed_at_load(graph: Any, env: Values) -> tuple[set[Any], set[Any]]:
     """Results that `load` computes from constants alone, and those of them that stay as weights: others read them."""
-    constant = set(graph.constants)
+    constant = dict(graph.constants)
     made: set[Any] = set()
     for step in graph.steps:
-        reads, outputs = list(step.reads()), {v for v in step.outputs if v is not None}
-        if foldable(step, constant) and pays(
-            step, sum(nbytes(env[v]) for v in reads), sum(map(nbytes, map(env.get, outputs)))
-        ):
+        outputs = {v: env[v] for v in step.outputs if v is not None}
+        read, written = sum(nbytes(env[v]) for v in step.reads()), sum(map(nbytes, outputs.values()))
+        if not step.bodies and foldable(step, constant) and pays(step, read, written):
             constant |= outputs
-            made |= outputs
+            made |= outputs.keys()
     needed = {v for step in graph.steps for v in step.reads() if not made.intersection(step.outputs)}
     return made, made & (needed | set(graph.outputs))
 
