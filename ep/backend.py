@@ -51,6 +51,9 @@ class Backend:
     deserialize: Callable[[bytes, Function | None], Function] | None = None
     compiles_in_threads: bool = False  # several functions are compiled at a time faster than one after the other
     checks_stored: bool = False  # stored code is another form of the function: its results are compared first
+    handle: Callable[[Any], Any] = lambda array: (
+        array
+    )  # another object for the same data, if writes replace an object's
     is_host: bool = False  # NumPy: runs what only the host can, strings among it
     narrows: frozenset[np.dtype[Any]] = frozenset()  # dtypes that lose width outside `scope`
     factor: Callable[[Any], Any] = lambda array: array  # a matrix in the dtype that products are fastest with

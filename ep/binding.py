@@ -82,7 +82,9 @@ class Binder:
 
     def _array(self, tensor: Any) -> np.ndarray:
         try:
-            return self.store.array(tensor)
+            array = self.store.array(tensor)
+            array.flags.writeable = False  # results may be views of it
+            return array
         except InvalidModel as error:
             self.damaged.append(error)
             return np.zeros(0, np.float32)

@@ -40,9 +40,11 @@ def parse(given: Sequence[str], known: Sequence[str]) -> dict[str, str]:
     for argument in given:
         name = max((k for k in known if argument.startswith(f"{k}=")), key=len, default=None)
         if name is None:
-            guess = argument.partition("=")[0]
+            guess, equals, _ = argument.partition("=")
             raise InvalidInput(
-                f"--input {argument!r} names no input of the model.{did_you_mean(guess, known)}",
+                f"--input {argument!r} names no input of the model.{did_you_mean(guess, known)}"
+                if equals
+                else f"--input {argument!r} names no file.",
                 why=f"its inputs are {', '.join(map(repr, known)) or 'none'}.",
                 fix="write --input NAME=FILE.npy, NAME=FILE.npz or NAME=random.",
             )

@@ -248,7 +248,9 @@ def evaluate_constant(step: Step, constants: dict[Any, Any], runner: Runner) -> 
         return False
     if not pays(step, sum(read), sum(np.asarray(r).nbytes for r in results.values())):
         return False
-    constants.update({v: np.asarray(r) for v, r in results.items()})
+    for value, result in results.items():
+        constants[value] = array = np.asarray(result)
+        array.flags.writeable = False  # results of runs may be views of it
     return True
 
 

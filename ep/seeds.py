@@ -30,3 +30,20 @@ def derived_from(seed: Any) -> Iterator[None]:
         yield
     finally:
         _derived.reset(token)
+
+
+def are_derived() -> bool:
+    """Whether seeds derive from one that a function gets: then a compiled loop must vary them, see `varied`."""
+    return _derived.get() is not None
+
+
+@contextmanager
+def varied(iteration: Any) -> Iterator[None]:
+    """Inside the body of a compiled loop, which is traced once: seeds differ by `iteration`, a 0-d uint32 array."""
+    outer = _derived.get()
+    if outer is None:
+        yield
+        return
+    mixed = (next(outer) ^ (iteration + 1) * 0x9E3779B9) * 0x85EBCA6B
+    with derived_from(mixed ^ mixed >> 16):
+        yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -252,8 +252,9 @@ class InferenceSession:
         """
         backend = self._backend
         with backend.scope():
-            env = self._executable.run(self._feeds.check({**(feeds or {}), **named}, backend, private=True))
-            results = [env[value] for value in self._graph.outputs]
+            entered = self._feeds.check({**(feeds or {}), **named}, backend, private=True)
+            env = self._executable.run(entered)
+            results = apart([env[value] for value in self._graph.outputs], entered.values(), backend.handle)
             backend.start([r for r in results if backend.is_array(r)])
         return Outputs(zip(self._names, map(self._providers[0].release, results), strict=True))
 
@@ -290,6 +291,32 @@ class Outputs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Outputs({', '.join(self._items)})"
+
+
+def apart(results: list[Any], entered: Iterable[Any], handle: Callable[[Any], Any]) -> list[Any]:
+    """The results, none of which is a feed, a constant or another result: a write into one reaches no other."""
+    seen = set(map(id, _arrays(entered)))
+
+    def own(value: Any) -> Any:
+        if isinstance(value, list):
+            return [own(item) for item in value]
+        if isinstance(value, np.ndarray):
+            flags = value.flags
+            value = value if flags.owndata and flags.writeable and id(value) not in seen else value.copy()
+        elif id(value) in seen and value is not None:
+            value = handle(value)
+        seen.add(id(value))
+        return value
+
+    return [own(value) for value in results]
+
+
+def _arrays(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _arrays(value)
+        else:
+            yield value
 
 
 def fresh(value: Any, xp: Any) -> Any:

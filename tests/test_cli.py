@@ -126,7 +126,7 @@ def test_run_shows_the_plan(ep, model):
     ("arguments", "code", "facts"),
     [
         (["--input", "z=random"], USAGE, ["names no input", "'x', 'ids'"]),
-        (["--input", "x"], USAGE, ["names no input"]),
+        (["--input", "x"], USAGE, ["names no file"]),
         (["--input", "x={dir}/absent.npy"], USAGE, ["absent.npy", "No such file"]),
         (["--input", "x={dir}/objects.npy"], USAGE, ["objects.npy", "without Python objects"]),
         (["--input", "x={dir}/two.npz"], USAGE, ["holds no array 'x'", "'a', 'b'"]),

@@ -336,3 +336,26 @@ def test_a_loop_over_nothing_takes_shapes_from_the_declared_types():
     body.declared = ((np.dtype(bool), ()), (np.dtype(np.int32), (2, None)))  # type: ignore[attr-defined]
     (rows,) = loop(xp, np.asarray(0), None, body=body, outputs=1)
     assert rows.shape == (0, 2, 0) and rows.dtype == np.int32
+
+
+# Random numbers
+
+
+def test_each_iteration_has_random_numbers_of_its_own(load):
+    session = load("""
+        agraph (float[n] x, int64 trips) => (float[t] counted, float[n] scanned, float[p, q] nested, float last)
+        <float zero = {0}, float limit = {5}, bool go = {1}> {
+        counted = Loop (trips, go) <body = a (int64 i, bool c) => (bool c, float r) { r = RandomUniformLike(zero) }>
+        scanned = Scan <num_scan_inputs = 1, body = b (float v) => (float w) {
+            r = RandomUniformLike(v)  w = Add(r, v) }> (x)
+        nested = Loop (trips, go) <body = d (int64 i, bool c) => (bool c, float[q] row) {
+            row = Loop (trips, go) <body = e (int64 j, bool k) => (bool k, float r) {
+                r = RandomUniformLike(zero) }> }>
+        last = Loop (, go, zero) <body = f (int64 i, bool c, float s) => (bool more, float t) {
+            r = RandomUniformLike(zero)  t = Add(s, r)  more = Less(t, limit) }> }""")
+    numbers = [session.run(None, {"x": np.zeros(9, np.float32), "trips": np.asarray(9, np.int64)}) for _ in range(2)]
+    drawn = np.concatenate([a.ravel() for results in numbers for a in results[:3]])
+    assert len(drawn) == 2 * (9 + 9 + 81)
+    assert len(np.unique(drawn)) > len(drawn) - 3  # float32 has 2**23 numbers between 0 and 1
+    assert abs(drawn.mean() - 0.5) < 0.1
+    assert all(5 <= results[3] < 6 for results in numbers)

@@ -90,6 +90,38 @@ def test_writes_to_a_feed_during_an_asynchronous_call_change_nothing(device: str
         np.testing.assert_array_equal(np.asarray(results["same"]), want[1])
 
 
+ALIASES = """
+agraph (float[n] x, int64[1] from) => (float[n] y, float[n] z, float[m] flat, float[4] c, float[4] d, float[k] part)
+<float[4] w = {0, 1, 2, 3}, int64[1] all = {-1}, int64[1] end = {4}>
+{ y = Identity(x)  z = Identity(x)  flat = Reshape(x, all)  c = Identity(w)  d = Identity(w)
+  part = Slice(w, from, end) }
+"""
+
+
+@pytest.mark.parametrize("kind", ["numpy", "own"])
+def test_a_write_reaches_one_result_and_nothing_else(device: str, kind: str) -> None:
+    """Feeds, constants and results are each on their own, though the graph only passes them on."""
+    session = load_quietly(parse(ALIASES), device)
+    start, ramp = np.zeros(1, np.int64), np.arange(4, dtype=np.float32)
+    for name in session(x=ramp, **{"from": start}):
+        x = ramp.copy()
+        if kind == "own" and device == "mlx":
+            import mlx.core as mx
+
+            x = mx.array(x)
+        outputs = session(x=x, **{"from": start})
+        x[1] = 50
+        writable = device != "jax" or isinstance(outputs[name], np.ndarray)
+        if writable:
+            outputs[name][0] = 99
+        for other in outputs:
+            wanted = [99 if writable and other == name else 0, 1, 2, 3]
+            np.testing.assert_array_equal(np.asarray(outputs[other]), wanted, err_msg=f"{name} {other}")
+        assert float(x[0]) == 0
+        for again in session.run(None, {"x": ramp, "from": start}):
+            np.testing.assert_array_equal(again, ramp)
+
+
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "float64"])
 def test_64_bit_results_keep_their_width(device: str, dtype: str) -> None:
     big = np.array([2**40 + 1, 2**53 - 1], dtype)

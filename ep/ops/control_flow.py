@@ -8,6 +8,7 @@ the device `xp.while_loop`. What fits none of them raises `Untraceable`: the pla
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 
@@ -17,6 +18,7 @@ from ep.errors import EpError, InvalidInput
 from ep.ops.axes import axis_of, ints, scalar
 from ep.program import Untraceable
 from ep.registry import Body, Host, HostIfCheap, Outputs, op
+from ep.seeds import are_derived, varied
 
 FEW = 4  # iterations that are cheaper unrolled than compiled as a loop
 MANY = 64  # iterations that a library with compiled loops must not unroll: compile time would explode
@@ -96,7 +98,8 @@ def _rolled_loop(xp, trips: int | None, tested: bool, state: State, body: Callab
 def _counted_loop(xp, trips: int, tested: bool, state: State, body: Callable[..., Arrays]):
     def step(carry: State, _: Arrays) -> tuple[State, Arrays]:
         i, *state = carry
-        keep, *results = body(i, TRUE, *state)
+        with varied(xp.astype(i, np.uint32)):
+            keep, *results = body(i, TRUE, *state)
         if tested and not (isinstance(keep, np.ndarray) and keep.all()):
             raise Untraceable("the loop's condition is computed")
         state, row = _advance(xp, state, results)
@@ -113,7 +116,8 @@ def _while_loop(xp, trips: int | None, state: State, body: Callable[..., Arrays]
 
     def step(carry: State) -> State:
         i, _, *state = carry
-        keep, *results = body(i, TRUE, *state)
+        with varied(xp.astype(i, np.uint32)):
+            keep, *results = body(i, TRUE, *state)
         state, row = _advance(xp, state, results)
         if row:
             raise Untraceable("how often the loop runs, and so the shape of its scan outputs, is computed")
@@ -234,12 +238,16 @@ def _scan(xp, body: Callable[..., Arrays], state: State, inputs: Sequence[Any], 
         first = [xp.zeros(x.shape[1:], dtype=xp.dtype_of(x)) for x in inputs]
         return state, _no_rows(xp, body, (*state, *first), len(state), count)
 
+    counted = are_derived()  # random operators need to know the iteration
+
     def step(carry: State, x: Arrays) -> tuple[State, Arrays]:
-        return _advance(xp, carry, body(*carry, *x))
+        with varied(x[-1]) if counted else nullcontext():
+            return _advance(xp, carry, body(*carry, *x[: len(inputs)]))
 
     if xp.rolled_loops() and length > FEW:
+        positions = (xp.asarray(np.arange(length, dtype=np.uint32)),) if counted else ()
         try:
-            return xp.scan(step, tuple(state), tuple(inputs))
+            return xp.scan(step, tuple(state), (*inputs, *positions))
         except Untraceable:  # the state changes shape
             if length > MANY:
                 raise
