@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from importlib.abc import Loader
@@ -77,6 +78,12 @@ def install_if_asked() -> None:
         genuine = sys.modules.get(ALIAS)
         if genuine is None or genuine.__name__ == OURS:
             install(children=False)
+        else:
+            warnings.warn(
+                f"{SWITCH}=1 has no effect: the genuine onnxruntime was imported before ep was. "
+                "`python -m ep.onnxruntime --startup on` lets it act when Python starts.",
+                stacklevel=3,
+            )
 
 
 def _tell_children() -> None:

@@ -154,6 +154,10 @@ def test_children_are_covered(tmp_path):
 def test_the_environment_variable_acts_once_ep_is_imported():
     assert answer("-c", f"import ep\n{RUN}", EP_ONNXRUNTIME="1")[1] is True
     assert facts("import ep, sys", "'ep.onnxruntime_alias' in sys.modules") == [False]
+    pytest.importorskip("onnxruntime")
+    late = "import warnings, onnxruntime\nwith warnings.catch_warnings(record=True) as said: import ep"
+    (message,) = facts(late, "str(said[0].message)", EP_ONNXRUNTIME="1")
+    assert message.startswith("EP_ONNXRUNTIME=1 has no effect: the genuine onnxruntime was imported before")
 
 
 def test_the_start_up_file_is_written_and_removed(tmp_path, capsys):

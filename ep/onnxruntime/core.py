@@ -51,7 +51,10 @@ class CInferenceSession:
         self, providers: Sequence[str], options: Sequence[Mapping[str, str]], disabled_optimizers: Any = ()
     ) -> None:
         """Loads the model on the first of these providers."""
+        from ep.session import fresh
+
         del disabled_optimizers  # no rewrite changes results
+        self._fresh = fresh
         started = self._profile.now() if self._profile else 0
         self._chosen = list(zip(providers, options, strict=True))
         device, settings = choose(self._chosen, self._options._entries)
@@ -170,13 +173,11 @@ class CInferenceSession:
 
     def _fetch(self, entered: Mapping[str, Any], wanted: Sequence[int]) -> list[Any]:
         """Results as arrays of the caller's own."""
-        from ep.session import fresh
-
         backend = self._provider.backend
         with backend.scope():
             results = self._evaluate(entered)
             try:
-                return [fresh(results[index], backend.xp) for index in wanted]
+                return [self._fresh(results[index], backend.xp) for index in wanted]
             except EpError as error:
                 raise while_running(error) from error
 
@@ -190,9 +191,9 @@ class CInferenceSession:
             feed = self._with_options(feed, options)
         entered = self._feeds.enter(feed)
         with backend.scope():
-            # What stays on the device must share no memory with what was fed, which the user may write.
-            own = {name: backend.enter(value) if _numeric(value) else value for name, value in entered.items()}
-            results = self._evaluate(own)
+            if backend.takes_numpy:  # it may keep the memory of an array, which the user may write later
+                entered = {name: np.array(v) if isinstance(v, np.ndarray) else v for name, v in entered.items()}
+            results = self._evaluate(entered)
             kept = [results[index] for index in wanted]
             backend.block([result for result in kept if backend.is_array(result)])
         types = [value.type for value in self._opened.proto.graph.output]
@@ -337,8 +338,3 @@ def owned(result: Any, backend: Any) -> Any:
 
 def _host(value: Any, backend: Any) -> Any:
     return backend.to_numpy(value) if backend.is_array(value) else value
-
-
-def _numeric(value: Any) -> bool:
-    """Whether a feed is an array that may go to the device before the run: strings stay on the host."""
-    return isinstance(value, np.ndarray) and value.dtype.kind != "O"
