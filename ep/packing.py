@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,18 +140,22 @@ def tensor_data(tensor: onnx.TensorProto, store: Any) -> tuple[str, tuple[int, .
 
 def _once(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
     """The pieces of different contents, and for every piece the one that holds its contents."""
-    by_size: dict[int, list[Piece]] = defaultdict(list)
-    for piece in pieces:
-        by_size[len(piece.data)].append(piece)
+    alike = Counter(map(_look, pieces))
     first: dict[Any, Piece] = {}
     unique, owner = [], []
     for piece in pieces:
-        alone = len(by_size[len(piece.data)]) == 1
-        kept = first.setdefault(id(piece) if alone else (len(piece.data), _digest(piece.data)), piece)
+        look = _look(piece)
+        kept = first.setdefault(id(piece) if alike[look] == 1 else (look, _digest(piece.data)), piece)
         owner.append(kept)
         if kept is piece:
             unique.append(piece)
     return unique, owner
+
+
+def _look(piece: Piece) -> tuple[int, bytes]:
+    """What differs between most tensors, and is cheap: only those that look alike are read whole."""
+    assert isinstance(piece.data, memoryview)
+    return len(piece.data), bytes(piece.data[:256])
 
 
 def _digest(data: memoryview | Later) -> bytes:
