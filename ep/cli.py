@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
     run.add_argument("--device", default="auto", help="auto, mlx, jax, cpu, gpu, cuda:0 or host")
     run.add_argument("--strict", action="store_true", help="refuse any node that would run on the host")
+    run.add_argument("--trust-native", action="store_true", help="run the compiled code that a context model brings")
     run.add_argument("--repeat", type=_count, default=0, metavar="N", help="run N times more, and time them")
     run.add_argument("--plan", action="store_true", help="show where each node runs, and why")
     run.add_argument("--save", metavar="FILE.npz", help="write the outputs to a file")
@@ -129,6 +130,7 @@ def run_model(options: argparse.Namespace) -> int:
             options.device,
             weights=options.weights,
             strict=options.strict,
+            options={"trust_native": options.trust_native},
             given=options.input,
             dims=dict(options.dim),
             seed=options.seed,

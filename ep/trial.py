@@ -92,6 +92,7 @@ def try_model(
     *,
     weights: Any = None,
     strict: bool = False,
+    options: Mapping[str, Any] | None = None,
     given: Sequence[str] = (),
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
@@ -99,7 +100,7 @@ def try_model(
 ) -> Trial:
     """Loads a model, runs it once, then `repeat` times more."""
     started = time.perf_counter()
-    session = load(source, device, weights=weights, strict=strict)
+    session = load(source, device, weights=weights, strict=strict, options=options)
     loaded = time.perf_counter()
     inputs, sources = feeds(session.inputs, given, dims or {}, seed)
     first, outputs = _timed(session, inputs)

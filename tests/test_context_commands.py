@@ -39,6 +39,8 @@ def test_a_model_is_compiled_for_each_signature(model, capsys):
     assert code == 0 and "2 compiled functions for 2 signatures" in words
     assert "1 compiled and 1 found in the cache" in words and not (model.parent / "e.epctx").exists()
     session = ep.load(model.parent / "e.onnx", "jax", options={"trust_native": True})
+    code, printed = run(capsys, "run", model.parent / "e.onnx", "--device", "jax", "--dim", "n=2", "--trust-native")
+    assert code == 0 and printed.err == ""
     for rows in (2, 3):
         x = np.ones((rows, 4), np.float32)
         np.testing.assert_allclose(session.run(None, {"x": x, "z": x})[0], np.tanh(2 * x), rtol=1e-5)
