@@ -148,7 +148,7 @@ def store(folder: Path, device: str) -> int:
     """Fill the cache and write the context model, in a process of its own; the bytes of the container."""
     code = (
         "import sys, json, numpy as np, warnings, ep, ep.library; from pathlib import Path;"
-        "warnings.simplefilter('ignore'); ep.library.WORTH = 0; f = Path(sys.argv[1]);"
+        "warnings.simplefilter('ignore'); ep.library.WORTH = ep.library.GAIN = 0; f = Path(sys.argv[1]);"
         "s = ep.load(f / 'model.onnx', sys.argv[2], options={'context.cache': str(f / ('cache_' + sys.argv[2]))});"
         "s.run(None, dict(np.load(f / 'feeds.npz')));"
         f"print(json.dumps(s.save_context(f / '{CONTEXT}').blob_bytes))"

@@ -24,6 +24,7 @@ from ep.identity import Unstorable, fingerprint, function_key, group_digest
 from ep.program import Untraceable
 
 MOST_MADE = 1024  # functions that a session remembers for `save_context`; the oldest go
+GAIN = 2.0  # how many times faster than compiling loading must be, where it is measured
 WORTH = 0.005  # seconds of compiling from which storing pays
 
 
@@ -129,8 +130,9 @@ class Library:
             raise
         if key:
             self._remember(key, Made(backend.name, written(specs), code, live=True))
-            if self.keeping or (self.cache is not None and time.perf_counter() - started >= WORTH):
-                self._keep(key, self.made[key], backend, group, arguments, results)
+            seconds = time.perf_counter() - started
+            if self.keeping or (self.cache is not None and seconds >= WORTH):
+                self._keep(key, self.made[key], backend, group, arguments, results, seconds)
         return function, results
 
     def _remember(self, key: str, made: Made) -> None:
@@ -145,19 +147,28 @@ class Library:
             self.made = {key: made for key, made in self.made.items() if not made.live}
 
     def _keep(
-        self, key: str, made: Made, backend: Backend, group: Any, arguments: Sequence[Any], results: Sequence[Any]
+        self,
+        key: str,
+        made: Made,
+        backend: Backend,
+        group: Any,
+        arguments: Sequence[Any],
+        results: Sequence[Any],
+        seconds: float,
     ) -> None:
-        """Store what was compiled, unless its stored form gives other results."""
+        """Store what was compiled, unless its stored form gives other results, or takes as long to load as to make."""
+        loading = 0.0
         try:
             data = made.code()
             if backend.checks_stored:
-                compare(backend, data, arguments, results)
+                loading = compare(backend, data, arguments, results)
         except NotStorable as why:
             self.refused[group.group.steps[0].name] = str(why)
             del self.made[key]
             return
         self._remember(key, Made(made.provider, made.arguments, lambda: data))
-        self._store(key, backend, codes=(container.Code(key, made.arguments, data),))
+        if loading * GAIN < seconds:
+            self._store(key, backend, codes=(container.Code(key, made.arguments, data),))
 
     def _store(self, key: str, backend: Backend, **parts: Any) -> None:
         if self.cache is not None:
@@ -172,16 +183,19 @@ class Library:
         warnings.warn(notice, ContextNotice, stacklevel=2)
 
 
-def compare(backend: Backend, data: bytes, arguments: Sequence[Any], results: Sequence[Any]) -> None:
-    """Raise `NotStorable` unless stored code gives the same bits as the function that it was made from."""
+def compare(backend: Backend, data: bytes, arguments: Sequence[Any], results: Sequence[Any]) -> float:
+    """Raise `NotStorable` unless stored code gives the same bits as what it was made from; the seconds to load it."""
     assert backend.deserialize is not None
+    started = time.perf_counter()
     try:
         again = backend.deserialize(data, None)(*arguments)
     except (RuntimeError, ValueError, EpError) as cause:
         raise NotStorable(f"its stored form does not run: {cause}") from cause
+    seconds = time.perf_counter() - started
     for ours, theirs in zip(map(backend.to_numpy, results), map(backend.to_numpy, again), strict=True):
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape or ours.tobytes() != theirs.tobytes():
             raise NotStorable("its stored form gives other results")
+    return seconds
 
 
 def specs_of(backend: Backend, arguments: Sequence[Any]) -> Specs | None:

@@ -45,6 +45,7 @@ def cache(tmp_path):
 @pytest.fixture(autouse=True)
 def store_everything(monkeypatch):
     monkeypatch.setattr("ep.library.WORTH", 0.0)
+    monkeypatch.setattr("ep.library.GAIN", 0.0)
 
 
 def session(device, folder, text=MODEL, **options):

@@ -259,6 +259,7 @@ def test_code_of_a_file_is_not_run_unless_trusted(accelerator, tmp_path):
 
 def test_the_users_own_cache_needs_no_trust(accelerator, tmp_path, monkeypatch):
     monkeypatch.setattr("ep.library.WORTH", 0.0)
+    monkeypatch.setattr("ep.library.GAIN", 0.0)
     monkeypatch.setenv("EP_CONTEXT_CACHE", str(tmp_path / "cache"))
     made, expected = saved(with_weight(), accelerator, tmp_path, {"x": X})
     session = ep.load(made.model, accelerator)
