@@ -21,6 +21,11 @@ KINDS = ("auto", "mlx", "jax", "cpu", "gpu", "cuda", "tpu", "host")
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
     """The session's own options and those of providers (`"jax.…"`), as strings."""
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise InvalidInput(
+            f"options must be a mapping from names to values, not {options!r}.",
+            fix="write options={'compile': 'off'}, for example.",
+        )
     own = {k: str(v) for k, v in options.items() if k in OWN or "." not in k}
     configured = {k: str(v) for k, v in options.items() if k not in own}
     for key, value in own.items():
@@ -46,9 +51,14 @@ def resolve(device: str, options: Mapping[str, str]) -> list[Any]:
     """
     from ep.discovery import provider
 
+    if not isinstance(device, str):
+        raise InvalidInput(
+            f"device must be a name, not {device!r}.", fix=f"use one of {', '.join(map(repr, KINDS))}, or leave it out."
+        )
     kind, _, index = device.partition(":")
     kind = "mlx" if kind == "metal" else kind
-    if kind not in KINDS or (index and not index.isdigit()):
+    indexed = index.isdecimal() and (not int(index) or kind not in ("auto", "host"))
+    if kind not in KINDS or not (indexed or device == kind or device == "metal"):
         raise InvalidInput(
             f"unknown device '{device}'.{did_you_mean(kind, KINDS)}",
             why=f"devices are {', '.join(KINDS)}, some with an index, such as 'cuda:0'.",
@@ -63,7 +73,7 @@ def _first(kind: str, device: str, options: Mapping[str, str]) -> Any:
     from ep.discovery import provider
 
     looked: list[str] = []
-    for name, where in _candidates(kind, device):
+    for name, where in _candidates(kind, device.partition(":")[2]):
         try:
             return provider(name, where, options)
         except BackendUnavailable as error:
@@ -77,10 +87,10 @@ def _first(kind: str, device: str, options: Mapping[str, str]) -> Any:
     )
 
 
-def _candidates(kind: str, device: str) -> list[tuple[str, str | None]]:
-    """(provider, device within it) in order of preference."""
+def _candidates(kind: str, index: str) -> list[tuple[str, str | None]]:
+    """(provider, device within it) in order of preference; without an index, the library chooses."""
+    device = f"{kind}:{index}" if index else kind
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
-    gpu: list[tuple[str, str | None]] = [("mlx", "gpu"), ("jax", "gpu")]
     table: dict[str, list[tuple[str, str | None]]] = {
         "auto": [
             *([("mlx", None)] if apple else []),
@@ -89,10 +99,10 @@ def _candidates(kind: str, device: str) -> list[tuple[str, str | None]]:
             ("mlx", None),
             ("cpu", None),
         ],
-        "mlx": [("mlx", None)],
-        "jax": [("jax", None)],
-        "cpu": [("jax", "cpu"), ("cpu", None)],
-        "gpu": gpu,
+        "mlx": [("mlx", device)],
+        "jax": [("jax", device)],
+        "cpu": [("jax", device), *([] if index and int(index) else [("cpu", None)])],
+        "gpu": [("mlx", device), ("jax", device)],
         "cuda": [("jax", device)],
         "tpu": [("jax", device)],
         "host": [("cpu", None)],

@@ -61,6 +61,12 @@ class FeedCheck:
 
     def check(self, feeds: Mapping[str, Any], backend: Any, private: bool) -> dict[Any, Any]:
         """Value → array. With `private`, the arrays are copies that later writes to a feed do not reach."""
+        if type(feeds) is not dict and not isinstance(feeds, Mapping):
+            raise InvalidInput(
+                f"the feeds are a {type(feeds).__name__}, not a mapping from input names to arrays.",
+                why="the model's inputs are " + ("; ".join(str(i) for _, _, i, _ in self.specs) or "none") + ".",
+                fix="write {" + ", ".join(f"'{name}': …" for name, *_ in self.specs) + "}.",
+            )
         env = dict(self.defaults)
         dims: dict[str, tuple[int, str]] = {}
         problems: list[str] = []
@@ -154,7 +160,7 @@ def as_array(value: Any, info: ValueInfo, backend: Any) -> Any:
     for convert in (np.from_dlpack, _by_dlpack, np.asarray):
         try:
             array = convert(value)
-        except (TypeError, AttributeError, BufferError, ValueError, RuntimeError):
+        except (TypeError, AttributeError, BufferError, ValueError, RuntimeError, LookupError, ArithmeticError):
             continue
         if array.dtype.kind != "O":
             return array

@@ -95,10 +95,10 @@ def _parse(content: Content, name: str) -> onnx.ModelProto:
 def _content(path: Path, copy: bool) -> Content:
     try:
         return read_only(path, copy=copy)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a NUL in the path
         raise InvalidModel(
             f"the model file '{path}' cannot be read.",
-            why=str(error.strerror or error),
+            why=str(getattr(error, "strerror", None) or error),
             fix="check the path.",
         ) from error
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ep.errors import InvalidModel, did_you_mean
+from ep.errors import InvalidInput, InvalidModel, did_you_mean
 from ep.safetensors import AS_BYTES, DTYPES, Entry, parse, shards
 from ep.weights import WeightStore
 
@@ -74,7 +74,10 @@ def _collect(store: WeightStore, weights: Weights) -> dict[str, tuple[str, Entry
 
 
 def _files(weights: Weights) -> Iterator[tuple[Path, Iterable[str]]]:
-    for item in [weights] if isinstance(weights, str | os.PathLike) else weights:
+    paths = [weights] if isinstance(weights, str | os.PathLike) else weights
+    if not isinstance(paths, Iterable) or not all(isinstance(item, str | os.PathLike) for item in paths):
+        raise InvalidInput(f"weights must be a path or a list of paths, not {weights!r}.", fix="name the files.")
+    for item in paths:
         path = Path(item)
         if path.suffix == ".json":
             yield from ((path.parent / file, tensors) for file, tensors in shards(path).items())

@@ -17,7 +17,7 @@ from ep.context_reader import CONTEXTS
 from ep.context_saving import Saved
 from ep.context_shelf import registry_of, shelve
 from ep.device_weights import DeviceWeights
-from ep.errors import InvalidInput, UnsupportedModel, did_you_mean
+from ep.errors import EpError, ExecutionError, InvalidInput, UnsupportedModel, did_you_mean
 from ep.feeds import FeedCheck, ValueInfo
 from ep.library import Library
 from ep.loader import load_model
@@ -84,7 +84,7 @@ class InferenceSession:
         from ep.devices import resolve, split_options
 
         own, configured = split_options(options or {})
-        self._providers = tuple(resolve(device, configured) if providers is None else providers)
+        self._providers = tuple(resolve(device, configured) if providers is None else given(providers))
         registry = registry_of(self._providers)
         model, store, self._name = load_model(
             source, weights, copy=own.get("weights") == "copy", sources=tuple(registry)
@@ -225,10 +225,15 @@ class InferenceSession:
             ExecutionError: a node failed; the message names it.
         """
         wanted = self._values(output_names)
-        with self._backend.scope():
-            env = self._executable.run(self._feeds.check(feeds, self._backend, private=False))
-            xp = self._backend.xp
-            return [fresh(env[value], xp) for value in wanted]
+        try:
+            with self._backend.scope():
+                env = self._executable.run(self._feeds.check(feeds, self._backend, private=False))
+                xp = self._backend.xp
+                return [fresh(env[value], xp) for value in wanted]
+        except EpError:
+            raise
+        except Exception as cause:
+            raise self._failed(cause) from cause
 
     def evaluate(self, feeds: Mapping[str, Any]) -> list[Any]:
         """Runs the model on feeds that the caller has checked, and returns all results as they are.
@@ -251,16 +256,36 @@ class InferenceSession:
         `TensorView`, which keeps their width.
         """
         backend = self._backend
-        with backend.scope():
-            entered = self._feeds.check({**(feeds or {}), **named}, backend, private=True)
-            env = self._executable.run(entered)
-            results = apart([env[value] for value in self._graph.outputs], entered.values(), backend.handle)
-            backend.start([r for r in results if backend.is_array(r)])
+        if feeds is None or (named and isinstance(feeds, Mapping)):
+            feeds = {**(feeds or {}), **named}
+        try:
+            with backend.scope():
+                entered = self._feeds.check(feeds, backend, private=True)
+                env = self._executable.run(entered)
+                results = apart([env[value] for value in self._graph.outputs], entered.values(), backend.handle)
+                backend.start([r for r in results if backend.is_array(r)])
+        except EpError:
+            raise
+        except Exception as cause:
+            raise self._failed(cause) from cause
         return Outputs(zip(self._names, map(self._providers[0].release, results), strict=True))
+
+    def _failed(self, cause: Exception) -> ExecutionError:
+        """What the library raises where results are computed, at the end of a run: no node can be named there."""
+        return ExecutionError(
+            f"the results of {self._name} cannot be computed on {self.providers[0]}.",
+            why=f"{type(cause).__name__}: {cause}",
+            fix="call the session outside of functions that a library traces (jit, compile, vmap, grad), with smaller "
+            "inputs if memory is short; run it with options={'compile': 'off'} to learn which node fails.",
+        )
 
     def _values(self, output_names: Sequence[str] | None) -> Sequence[Any]:
         if not output_names:
             return self._graph.outputs
+        if isinstance(output_names, str):
+            raise InvalidInput(
+                f"the output names are the text {output_names!r}, not a list.", fix=f"write [{output_names!r}]."
+            )
         unknown = [n for n in output_names if n not in self._names]
         if unknown:
             raise InvalidInput(
@@ -291,6 +316,17 @@ class Outputs(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Outputs({', '.join(self._items)})"
+
+
+def given(providers: Sequence[Any]) -> Sequence[Any]:
+    """The user's own providers, if that is what they are."""
+    wrong = [provider for provider in providers if not hasattr(provider, "backend")]
+    if wrong or not providers:
+        raise InvalidInput(
+            f"providers must be a list of ExecutionProvider objects, not {list(providers)!r}.",
+            fix="name the device instead, as in ep.load(model, 'jax'), or pass initialised providers.",
+        )
+    return providers
 
 
 def apart(results: list[Any], entered: Iterable[Any], handle: Callable[[Any], Any]) -> list[Any]:

@@ -82,6 +82,42 @@ def test_all_problems_of_the_feeds_come_in_one_error(session):
     assert all(f"'{name}'" in str(caught.value) for name in "abc")
 
 
+class Broken:
+    """A feed whose own code fails."""
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise KeyError("broken")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+@pytest.mark.parametrize(
+    ("feeds", "facts"),
+    [
+        ([TWO, TWO], ["are a list, not a mapping", "'a': …"]),
+        (None, ["are a NoneType", "float32[n, 3]"]),
+        ({"a": TWO, "b": TWO, 0: TWO}, ["'0' is not an input"]),
+        ({"a": TWO, "b": Broken()}, ["'b' is a Broken"]),
+    ],
+    ids=["list", "none", "number", "broken"],
+)
+def test_feeds_of_the_wrong_kind(session, feeds, facts):
+    with pytest.raises(InvalidInput) as caught:
+        session.run(None, feeds)
+    assert [fact for fact in facts if fact not in str(caught.value)] == [], str(caught.value)
+
+
+def test_feeds_by_position_are_no_mapping(session):
+    with pytest.raises(InvalidInput, match="are a ndarray"):
+        session(TWO)
+
+
+def test_output_names_are_a_list(session):
+    with pytest.raises(InvalidInput, match="not a list"):
+        session.run("c", {"a": TWO, "b": TWO})
+
+
 def test_an_unknown_output(session):
     with pytest.raises(InvalidInput, match="no output 'd'"):
         session.run(["d"], {"a": TWO, "b": TWO})
@@ -272,6 +308,41 @@ def test_a_provider_that_is_not_installed(monkeypatch):
         "pip install",
         device="jax",
     )
+
+
+@pytest.mark.parametrize("device", ["mlx:3", "cpu:7", "jax:9"])
+def test_an_index_that_no_device_has(device):
+    pytest.importorskip({"mlx": "mlx.core"}.get(device.partition(":")[0], "jax"))
+    fails(BackendUnavailable, ADD, device, device=device)
+
+
+@pytest.mark.parametrize("device", ["auto:1", "host:1", "cuda:", "cuda:x", None, 3])
+def test_a_device_that_is_no_name(device):
+    fails(InvalidInput, ADD, "device", device=device)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"options": "off"}, {"options": {3: "off"}}, {"weights": 5}, {"providers": []}, {"providers": ["jax"]}],
+)
+def test_arguments_of_the_wrong_type(arguments):
+    fails(InvalidInput, ADD, str(next(iter(arguments))), **arguments)
+
+
+@pytest.mark.parametrize("library", ["jax", "mlx"])
+def test_a_session_inside_a_function_that_a_library_traces(library):
+    """The library's own error is the cause, and what the user reads is ours."""
+    x = np.ones((2, 3), np.float32)
+    if library == "jax":
+        jax = pytest.importorskip("jax")
+        trace, x = jax.jit, jax.numpy.asarray(x)
+    else:
+        mx = pytest.importorskip("mlx.core")
+        trace, x = mx.compile, mx.array(x)
+    session = ep.load(ADD, library)
+    for run in (lambda a: session.run(None, {"a": a, "b": a})[0], lambda a: session(a=a, b=a)["c"]):
+        with pytest.raises(ep.ExecutionError):
+            trace(run)(x)
 
 
 def test_an_unknown_option():

@@ -48,7 +48,7 @@ def _find(wanted: str | None) -> Any:
 
     kind, _, index = (wanted or "").partition(":")
     try:
-        return jax.devices(kind or None)[int(index or 0)]
+        return jax.devices(None if kind in ("", "jax") else kind)[int(index or 0)]
     except (RuntimeError, IndexError) as cause:
         raise BackendUnavailable(
             f"JAX has no device {wanted!r}.",

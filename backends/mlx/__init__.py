@@ -35,7 +35,13 @@ def _find(wanted: str | None) -> Any:
     import mlx.core as mx
 
     default = mx.default_device()
-    kind = (wanted or "").partition(":")[0]
+    kind, _, index = (wanted or "").partition(":")
+    if int(index or 0):
+        raise BackendUnavailable(
+            f"MLX has no device {wanted!r}.",
+            why="ep runs MLX on its first device.",
+            fix=f"leave out the index {index}.",
+        )
     if kind in ("", "mlx", str(default.type).rpartition(".")[2]):
         return default
     if kind == "cpu":
