@@ -186,7 +186,7 @@ def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any]) 
 
     runner, kept = Runner(host, host), []
     for step in steps:
-        if foldable(step, constants) and evaluate_constant(step, constants, runner):
+        if foldable(step, constants) and affordable(step, constants) and evaluate_constant(step, constants, runner):
             continue
         for name, body in step.bodies.items():
             step.bodies[name] = fold_body(body, constants)
@@ -198,7 +198,7 @@ def foldable(step: Step, constants: dict[Any, Any]) -> bool:
     reads = tuple(step.reads())
     unpacking = step.op == "ep::Unpack"  # what it makes takes more memory, and no device holds it better
     known = not unpacking and all(v in constants for v in reads)
-    return known and not step.lowering.random and affordable(step, constants)
+    return known and not step.lowering.random
 
 
 def affordable(step: Step, constants: dict[Any, Any]) -> bool:
