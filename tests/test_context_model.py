@@ -213,6 +213,23 @@ def test_external_weights_serve_both_models(accelerator, tmp_path):
     same(ep.load(moved.model, accelerator, options=TRUST).run(None, {"x": X}), expected)
 
 
+def test_one_safetensors_file_serves_both_models(accelerator, tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"w": 2 * WEIGHT}, tmp_path / "w.safetensors")
+    onnx.save(with_weight(), tmp_path / "model.onnx")
+    session = ep.load(tmp_path / "model.onnx", accelerator, weights=tmp_path / "w.safetensors")
+    expected = session.run(None, {"x": X})
+    made = session.save_context()
+    assert [p.name for p in tmp_path.iterdir() if p.suffix in (".data", ".weights")] == []
+    same(ep.load(made.model, accelerator, options=TRUST).run(None, {"x": X}), expected)
+    save_file({"w": WEIGHT}, tmp_path / "other.safetensors")
+    other = ep.load(made.model, accelerator, weights=tmp_path / "other.safetensors", options=TRUST)
+    original = ep.load(tmp_path / "model.onnx", accelerator)
+    same(other.run(None, {"x": X}), original.run(None, {"x": X}))
+    assert other.counters.misses == 0, "weights are arguments: the code serves others, too"
+
+
 def test_large_constants_of_nodes_are_weights_too(accelerator, tmp_path):
     model = with_weight()
     node = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(WEIGHT))
