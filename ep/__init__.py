@@ -14,8 +14,8 @@ How it works, from the user to the array library; each file opens with the quest
   argument `xp` is an array namespace. Each is written once and serves NumPy, JAX and MLX.
 - `ep/placement.py`, `ep/partition.py`, `ep/compile.py`: which provider runs which step, in groups that are
   compiled once for each signature of shapes and dtypes.
-- `ep/library.py`: where a compiled function comes from: a context model (`ep/context_reader.py`, `context_writer.py`), the
-  user's cache (`ep/context_cache.py`), or the compiler. `ep/container.py` is the format of both.
+- `ep/library.py`: where a compiled function comes from: a context model (`ep/context_reader.py`, written by
+  `ep/context_writer.py`), the user's cache (`ep/context_cache.py`), or the compiler.
 - `ep/provider.py`: the contract of a provider. `ep/array_provider.py` fulfils it for any array library that
   is described by a `Backend` value: `ep/host.py` (NumPy), `ep.backends.jax`, `ep.backends.mlx`.
 
