@@ -168,10 +168,13 @@ def convolutional(path: Path) -> None:
 def opener(runtime: str, options: dict[str, str]) -> Callable[[str], Callable[[dict[str, Any]], Any]]:
     """Path → session → run, for one runtime, with its libraries imported."""
     if runtime.startswith("ep "):
-        import onnx_ir.passes.common  # noqa: F401 - imported by the first load otherwise
+        import onnx_ir.passes.common  # noqa: F401 - what the first load would import otherwise
 
         import ep.ops
-        import ep.passes
+        import ep.session
+        from ep.discovery import provider
+
+        provider(runtime.split()[1]).shutdown()
 
         def open_ep(path: str) -> Any:
             session = ep.load(path, runtime.split()[1], options=options)
