@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import os
 import sys
 from collections import Counter, defaultdict
+from types import ModuleType
 from typing import Any
 
 import onnx
@@ -35,6 +37,18 @@ def accelerator(request: pytest.FixtureRequest) -> str:
     """Each device that compiles."""
     require(request.param)
     return request.param
+
+
+@pytest.fixture(params=["onnxruntime", "ep.onnxruntime"], scope="module")
+def ort(request: pytest.FixtureRequest) -> ModuleType:
+    """The genuine onnxruntime, then ours."""
+    return pytest.importorskip(request.param, reason="onnxruntime is not installed")
+
+
+@pytest.fixture(scope="module")
+def native(ort: ModuleType) -> ModuleType:
+    """Where both keep their exceptions."""
+    return importlib.import_module(f"{ort.__name__}.capi.onnxruntime_pybind11_state")
 
 
 def parse(text: str, opsets: str = '"": 21') -> onnx.ModelProto:
