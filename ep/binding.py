@@ -186,7 +186,7 @@ class Binder:
         found = [
             *attribute_problems(lowering, node, attributes.keys() | bodies.keys(), expected_types(lowering, opset)),
             *input_problems(lowering, node),
-            *([] if node.outputs else ["has no output"]),
+            *output_problems(lowering, node, opset),
         ]
         self.problems += [f"node '{name}' ({lowering.key}) {problem}" for problem in found]
         return not found
@@ -218,6 +218,14 @@ def input_problems(lowering: Lowering, node: ir.Node) -> Iterator[str]:
     ]
     if missing:
         yield f"lacks the required input {', '.join(map(repr, missing))}"
+
+
+def output_problems(lowering: Lowering, node: ir.Node, opset: int) -> Iterator[str]:
+    count, schema = len(node.outputs), schema_of(lowering.key.domain, lowering.key.op_type, opset)
+    if not count:
+        yield "has no output"
+    elif schema is not None and count > schema.max_output:
+        yield f"has {count} outputs; at most {schema.max_output} are allowed"
 
 
 def expected_types(lowering: Lowering, opset: int) -> Mapping[str, ir.AttributeType]:

@@ -31,7 +31,8 @@ NEWEST_OPSET = {"": 28, "ai.onnx.ml": 6, "ai.onnx.preview.training": 1}
 def prepare(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
     """The model as a folded `BoundGraph`; raises one error with all problems of the model."""
     bound = bind(model, store, name)
-    fold(bound)
+    with understood(name):
+        fold(bound)
     return remove_unused(bound)
 
 

@@ -187,8 +187,9 @@ def test_everything_that_is_wrong_comes_in_one_error(tmp_path):
         (helper.make_node("Cast", ["x"], ["y"], to=99), "names a type that does not exist"),
         (helper.make_node("Identity", ["x"], []), "has no output"),
         (helper.make_node("", ["x"], ["y"]), "names no operator"),
+        (helper.make_node("Relu", ["x"], ["y", "z"]), "has 2 outputs; at most 1"),
     ],
-    ids=["string", "float", "int", "type", "output", "operator"],
+    ids=["string", "float", "int", "type", "output", "operator", "outputs"],
 )
 def test_a_node_that_breaks_its_schema(node, fact):
     refused(node_model(node), fact)

@@ -14,19 +14,33 @@ def _indices(index: Any) -> Any:
     return mx.array(index) if isinstance(index, np.ndarray) else index
 
 
+def _within(index: Any, size: int) -> Any:
+    """Indices that stay inside: MLX checks none, and would read or write memory that belongs to others."""
+    if isinstance(index, np.ndarray) and index.dtype.kind in "iu":
+        if index.size and not -size <= index.min() <= index.max() < size:
+            raise IndexError(f"an index from {index.min()} to {index.max()} is outside of {size} elements")
+    elif isinstance(index, mx.array) and index.dtype != mx.bool_ and size:
+        wide = index if index.dtype.size > 2 else index.astype(mx.int32)
+        return mx.minimum(wide, size - 1) if index.dtype in _UNSIGNED else mx.clip(wide, -size, size - 1)
+    return _indices(index)
+
+
+_UNSIGNED = (mx.uint8, mx.uint16, mx.uint32, mx.uint64)
+
+
 def take(x: Any, indices: Any, axis: int = 0) -> mx.array:
-    return mx.take(x, _indices(indices), axis=axis)
+    return mx.take(x, _within(indices, x.shape[axis]), axis=axis)
 
 
 def take_along_axis(x: Any, indices: Any, axis: int) -> mx.array:
-    return mx.take_along_axis(x, _indices(indices), axis=axis)
+    return mx.take_along_axis(x, _within(indices, x.shape[axis]), axis=axis)
 
 
 _SCATTER = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
 def scatter(x: Any, index: tuple[Any, ...], updates: Any, reduction: str = "none") -> mx.array:
-    index = tuple(map(_indices, index))
+    index = tuple(_within(i, size) for i, size in zip(index, x.shape, strict=False))
     if reduction == "none":
         return _overwritten(x, index, updates)
     if x.dtype.size == 8:  # Metal has no 64-bit atomics
