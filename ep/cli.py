@@ -63,9 +63,11 @@ def parser() -> argparse.ArgumentParser:
     pack = _command(commands, "pack", pack_model, "write a model again so that every weight can be borrowed")
     pack.add_argument("model", help="path of an ONNX file")
     pack.add_argument("out", help="path of the new model, or a folder for it; its data files are written beside it")
-    pack.add_argument("--format", choices=("safetensors", "external"), default="safetensors", help="of the data files")
+    kind = "kind of the data files (default safetensors)"
+    pack.add_argument("--format", choices=("safetensors", "external"), default="safetensors", help=kind)
     pack.add_argument("--weights", action="append", metavar="FILE", help="safetensors files with the model's weights")
-    pack.add_argument("--for", dest="provider", choices=("jax", "mlx"), default="", help="store what it would convert")
+    converted = "also store, converted, the weights that this provider would convert at the first run"
+    pack.add_argument("--for", dest="provider", choices=("jax", "mlx"), default="", help=converted)
     pack.add_argument("--no-fold", action="store_true", help="keep nodes whose results are constant")
     pack.add_argument("--shard", type=_bytes, metavar="SIZE", help="spread more data than this over files: 2GB, 500MB")
     context_commands.add_commands(commands, _command, show)
@@ -177,7 +179,8 @@ def pack_model(options: argparse.Namespace) -> int:
 
     from ep.packing import pack
 
-    with Progress(console=Console(stderr=True), transient=True, disable=options.json) as bar:
+    quiet = options.json or not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as bar:
         task = bar.add_task("writing", total=None)
         packed = pack(
             options.model,

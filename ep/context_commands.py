@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ep.context_cache import ContextNotice, Entry, open_cache
-from ep.errors import InvalidInput
+from ep.errors import InvalidInput, counted
 
 if TYPE_CHECKING:
     from ep.context_writer import Saved
@@ -89,16 +89,18 @@ class Compiled:
     def __str__(self) -> str:
         saved = self.saved
         files = ", ".join(str(path) for path in (saved.model, *saved.blobs))
+        partitions, functions = counted(saved.partitions, "partition"), counted(saved.functions, "compiled function")
         lines = [
-            f"{files}: {saved.partitions} partitions, {saved.functions} compiled functions for {self.signatures} "
-            f"signatures, {saved.blob_bytes / 2**20:.2f} MiB; {self.compiled} compiled and {self.loaded} found in the "
-            f"cache, in {self.seconds:.1f} s"
+            f"{files}: {partitions}, {functions} for {counted(self.signatures, 'signature')}, "
+            f"{saved.blob_bytes / 2**20:.2f} MiB; {self.compiled} compiled and {self.loaded} found in the cache, "
+            f"in {self.seconds:.1f} s"
         ]
         return "\n".join([*lines, *map("note: {}".format, (*saved.left_out, *self.notices))])
 
 
 def compile_model(options: argparse.Namespace) -> Compiled:
     """Compile a model for the shapes asked for, and write the context model."""
+    from ep.packing import check_folder
     from ep.session import load
 
     started = time.perf_counter()
@@ -115,6 +117,8 @@ def compile_model(options: argparse.Namespace) -> Compiled:
                 why="its inputs are " + "; ".join(map(str, session.inputs)) + ".",
                 fix="pass --shape NAME:1x128 for each of them, or --portable-only to store the graph alone.",
             )
+        if options.output:
+            check_folder(Path(options.output))  # before the work is done
         if wanted:
             session.warmup(wanted, progress=progress)
         saved = session.save_context(options.output, embed=options.embed, portable_only=options.portable_only)

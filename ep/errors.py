@@ -43,9 +43,15 @@ def names(items: Iterable[Any], empty: str = "none") -> str:
     return ", ".join(repr(str(item)) for item in items) or empty
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 node", "2 nodes"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _problem_list(verb: str, model_name: str, problems: Sequence[str]) -> str:
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return "\n".join([f"{model_name} {verb}: {count}.", *(f"  {problem}" for problem in problems)])
+    return "\n".join(
+        [f"{model_name} {verb}: {counted(len(problems), 'problem')}.", *(f"  {problem}" for problem in problems)]
+    )
 
 
 # The five that users catch.

@@ -75,9 +75,16 @@ def read(name: str, source: str) -> np.ndarray:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidInput(
             f"{source!r} cannot be read for input {name!r}.",
-            why=str(getattr(error, "strerror", None) or error),
+            why=getattr(error, "strerror", None) or _obstacle(source) or str(error),
             fix="pass an .npy or .npz file that numpy.save or numpy.savez wrote, without Python objects.",
         ) from error
+
+
+def _obstacle(source: str) -> str:
+    """Why NumPy cannot read a file of another format: it takes every such file for a pickle, and says so."""
+    with Path(source).open("rb") as file:
+        start = file.read(6)
+    return "" if start.startswith((b"\x93NUMPY", b"PK")) else "it is neither an .npy nor an .npz file."
 
 
 def _member(name: str, source: str, members: Sequence[str]) -> str:

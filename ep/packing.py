@@ -17,7 +17,7 @@ from ep import wide_weights
 from ep.constant_nodes import fold_in, tensors_of
 from ep.data_files import DataFile, Later, Piece, plan_files
 from ep.dtypes import onnx_dtype
-from ep.errors import InvalidInput, InvalidModel
+from ep.errors import InvalidInput, InvalidModel, counted
 from ep.loader import read_proto
 from ep.named_weights import refer
 from ep.wire import LARGE
@@ -48,7 +48,10 @@ class Packed:
     def __str__(self) -> str:
         extra = [f"{self.shared} shared"] * bool(self.shared) + [f"{self.folded} computed"] * bool(self.folded)
         note = f" ({', '.join(extra)})" if extra else ""
-        return f"{self.model}: {self.tensors} tensors{note}, {self.nbytes / 2**20:.1f} MiB in {', '.join(self.files)}"
+        if not self.files:
+            return f"{self.model}: no tensor is large enough for a data file{note}"
+        tensors = counted(self.tensors, "tensor")
+        return f"{self.model}: {tensors}{note}, {self.nbytes / 2**20:.1f} MiB in {', '.join(self.files)}"
 
 
 def pack(
@@ -107,9 +110,14 @@ def pack(
 def _target(out: str | os.PathLike[str], name: str) -> Path:
     path = Path(out)
     path = path / name if path.is_dir() else path
-    if not path.parent.is_dir():
-        raise InvalidInput(f"the folder '{path.parent}' does not exist.", fix="create it, or choose another target.")
+    check_folder(path)
     return path
+
+
+def check_folder(target: Path) -> None:
+    """Raises InvalidInput unless the folder of a file to be written exists."""
+    if not target.parent.is_dir():
+        raise InvalidInput(f"the folder '{target.parent}' does not exist.", fix="create it, or choose another target.")
 
 
 def _moves(tensor: onnx.TensorProto) -> bool:
@@ -168,6 +176,7 @@ def _digest(data: memoryview | Later) -> bytes:
 
 def write(target: Path, proto: onnx.ModelProto, files: Sequence[DataFile], progress: Progress) -> None:
     """Writes everything beside the target, then renames: the data first, the model that refers to them last."""
+    check_folder(target)
     content = proto.SerializeToString()
     total = sum(file.nbytes for file in files) + len(content)
     room = shutil.disk_usage(target.parent).free

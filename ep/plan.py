@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ep.errors import counted
 from ep.partition import CONTROL, Group
 from ep.placement import HOST
 from ep.program import walk
@@ -59,8 +60,9 @@ class Plan:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} on {provider}" for provider, count in sorted(self.counts().items()))
-        lines = [f"{self.model}: {len(self.nodes)} nodes ({counts or 'all folded'}), {len(self.partitions)} partitions"]
-        lines += [f"  {i}: {p.how} on {p.provider}, {p.nodes} nodes" for i, p in enumerate(self.partitions)]
+        nodes, partitions = counted(len(self.nodes), "node"), counted(len(self.partitions), "partition")
+        lines = [f"{self.model}: {nodes} ({counts or 'all folded'}), {partitions}"]
+        lines += [f"  {i}: {p.how} on {p.provider}, {counted(p.nodes, 'node')}" for i, p in enumerate(self.partitions)]
         lines += [f"  {self.weights}"] if self.weights else []
         lines += [f"  fallback: '{n.node}' ({n.op}) on {n.provider}: {n.reason}" for n in self.fallbacks]
         return "\n".join(lines)

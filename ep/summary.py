@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ep.errors import EpError
+from ep.errors import EpError, counted
 
 MOST_NODES = 5  # names listed for one reason
 
@@ -158,8 +158,8 @@ def _context(brought: Any) -> str:
     held = brought.container
     code = sum(len(each.code) for each in held.codes)
     made_for = f", made for {held.fingerprint}" if held.codes else ""
-    functions = f"{len(held.codes)} compiled functions of {size(code)}"
-    return f"{held.source}: {len(held.partitions)} partitions, {functions}{made_for}"
+    functions = f"{counted(len(held.codes), 'compiled function')} of {size(code)}"
+    return f"{held.source}: {counted(len(held.partitions), 'partition')}, {functions}{made_for}"
 
 
 def _weights(model: Any) -> Iterator[Any]:

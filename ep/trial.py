@@ -48,7 +48,9 @@ class Trial:
             with Path(path).open("wb") as file:
                 np.savez(file, allow_pickle=False, **held)
         except OSError as error:
-            raise InvalidInput(f"{path!r} cannot be written.", why=error.strerror or str(error)) from error
+            raise InvalidInput(
+                f"{path!r} cannot be written.", why=error.strerror or str(error), fix="choose another file."
+            ) from error
 
     def to_dict(self, *, with_plan: bool = False) -> dict[str, Any]:
         """The trial as plain data, ready for JSON: shapes and summaries, not whole outputs."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from ep.buffer import DeviceBuffer
 from ep.device import DeviceId
+from ep.errors import counted
 from ep.placement import HOST
 
 SHOWN = 30  # weights in a table, the largest first; `to_dict` has all of them
@@ -66,10 +67,11 @@ class WeightTotals:
 
     def __str__(self) -> str:
         if not self.count:
-            return f"no weights ({self.compiled_in} small constants compiled in)"
+            inside = counted(self.compiled_in, "small constant")
+            return f"no weights ({inside} compiled in)" if self.compiled_in else "no weights"
         copied = self.count - self.borrowed
         share = 100 if not copied else min(99, 100 * self.borrowed_bytes // self.nbytes) if self.nbytes else 0
-        text = f"{self.count} weights, {self.nbytes / 2**20:.1f} MiB: {share} % borrowed"
+        text = f"{counted(self.count, 'weight')}, {self.nbytes / 2**20:.1f} MiB: {share} % borrowed"
         return text + (f", {copied} copied" if copied else "")
 
 
@@ -115,6 +117,9 @@ class WeightTable(Sequence[Weight]):
         from rich.table import Table
         from rich.text import Text
 
+        if not self:
+            yield Text(str(self))
+            return
         table = Table(*_HEADER, title=str(self), title_justify="left")
         for row in self._rows():
             table.add_row(*map(Text, row))  # names are not markup

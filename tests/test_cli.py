@@ -127,6 +127,7 @@ def test_run_shows_the_plan(ep, model):
     [
         (["--input", "z=random"], USAGE, ["names no input", "'x', 'ids'"]),
         (["--input", "x"], USAGE, ["names no file"]),
+        (["--input", "x={dir}/words.txt"], USAGE, ["words.txt", "neither an .npy nor an .npz file"]),
         (["--input", "x={dir}/absent.npy"], USAGE, ["absent.npy", "No such file"]),
         (["--input", "x={dir}/objects.npy"], USAGE, ["objects.npy", "without Python objects"]),
         (["--input", "x={dir}/two.npz"], USAGE, ["holds no array 'x'", "'a', 'b'"]),
@@ -142,6 +143,7 @@ def test_run_shows_the_plan(ep, model):
 def test_run_with_wrong_arguments(ep, model, tmp_path, arguments, code, facts):
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "wide.npy", np.zeros((1, 3)))
+    (tmp_path / "words.txt").write_text("1 2 3")
     np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
     arguments = [a.replace("{dir}", str(tmp_path)) for a in arguments]
     result, out, err = ep("run", model, *([] if "--device" in arguments else ["--device", "host"]), *arguments)

@@ -54,6 +54,15 @@ def test_dynamic_shapes_must_be_given(model, capsys):
     assert code == 0 and "0 compiled functions" in printed.out.replace("\n", " ")
 
 
+def test_a_folder_that_does_not_exist_is_known_before_anything_is_compiled(model, capsys, monkeypatch):
+    monkeypatch.setattr("ep.session.InferenceSession.warmup", lambda *a, **k: pytest.fail("it compiled first"))
+    target = model.parent / "no" / "ctx.onnx"
+    code, printed = run(capsys, "compile", model, "--device", "jax", "--shape", "n:2", "-o", target)
+    assert code == 2 and "does not exist" in printed.err and "Fix: create it" in printed.err
+    with pytest.raises(ep.InvalidInput, match="does not exist"):
+        ep.load(model, "jax").save_context(target)
+
+
 def test_the_cache_is_listed_summed_up_and_cleared(model, capsys):
     run(capsys, "compile", model, "--device", "jax", "--shape", "n:2")
     code, printed = run(capsys, "cache", "list", "--json")

@@ -324,7 +324,7 @@ def test_a_context_is_described(accelerator, tmp_path):
 
     made, _ = saved(with_weight(), accelerator, tmp_path, {"x": X})
     (text,) = summarize(made.model).contexts
-    assert text.startswith(f"ep.{accelerator}: 1 partitions, 1 compiled functions of ") and ", made for " in text
+    assert text.startswith(f"ep.{accelerator}: 1 partition, 1 compiled function of ") and ", made for " in text
 
 
 def test_a_session_that_rested_still_saves_what_was_stored(accelerator, tmp_path):

@@ -334,6 +334,11 @@ def test_from_the_command_line(tmp_path, capsys):
     assert found["files"] == ["p-00001-of-00002.data", "p-00002-of-00002.data"] and found["nbytes"] == 12800
     assert main(arguments) == 0
     assert "p.onnx: 3 tensors (1 shared, 2 computed)" in capsys.readouterr().out
+    small = '<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y) { y = Relu(x) }'
+    onnx.save(onnx.parser.parse_model(small), tmp_path / "small.onnx")
+    assert main(["pack", str(tmp_path / "small.onnx"), str(tmp_path / "p.onnx")]) == 0
+    out, err = capsys.readouterr()
+    assert "p.onnx: no tensor is large enough for a data file" in out and not err
     with pytest.raises(SystemExit):
         main([*arguments, "--shard", "lots"])
     assert main(["pack", str(tmp_path / "none.onnx"), str(tmp_path)]) == 1
