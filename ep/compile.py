@@ -234,6 +234,7 @@ class CompiledGroup:
         self.spent: dict[Any, float] = {}  # signature → seconds of all its runs without compiling
         self.identity: str | None = None  # `ep.identity.group_digest`, once it is known
         self._lock = threading.Lock()
+        self._building: dict[Any, threading.Lock] = {}  # signature → held while it is compiled
         self._weights: list[Any] | None = None
 
     def run(self, env: dict[Any, Any]) -> None:
@@ -283,7 +284,15 @@ class CompiledGroup:
         if host and not self._pays(key, self.variants[shapes]):
             counters.eager += 1
             return self._uncompiled(key, host, arguments, weights)
-        started = time.perf_counter()
+        with self._lock:
+            building = self._building.setdefault(key, threading.Lock())
+        with building:  # threads that come with the same signature wait, and do not compile it again
+            if key not in self.cache:
+                return self._compile(key, host, arguments, weights)
+        return self._call(host, arguments, weights)
+
+    def _compile(self, key: Any, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
+        counters, started = self.context.counters, time.perf_counter()
         function, results, stored = self._guarded(lambda *values: self._first(host, values), arguments, weights)
         seconds = time.perf_counter() - started
         with self._lock:
@@ -295,7 +304,8 @@ class CompiledGroup:
                 self.compiling += seconds
                 self.compiled += 1
             self.cache[key] = function
-            self.variants[shapes] += bool(host)
+            self._building.pop(key, None)
+            self.variants[key[0] if host else key] += bool(host)
             if len(self.cache) > MAX_SIGNATURES:
                 self.cache.popitem(last=False)
         return results

@@ -465,3 +465,18 @@ def test_initializers_with_an_input_are_defaults(device: str) -> None:
         np.testing.assert_array_equal(np.asarray(session(x=RAMP, **extra)["y"]), RAMP + offset)
     with pytest.raises(ep.InvalidInput, match="'w' has dtype int64"):
         session.run(None, {"x": RAMP, "w": np.array([1])})
+
+
+def test_threads_that_come_together_compile_once(accelerator: str) -> None:
+    session = ep.load(parse("agraph (float[n] x) => (float[n] y) { z = Exp(x) y = Sin(z) }"), accelerator)
+    barrier = threading.Barrier(8)
+
+    def run(size: int) -> np.ndarray:
+        barrier.wait()
+        return session.run(None, {"x": np.zeros(size, np.float32)})[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(run, [3, 4] * 4))
+    for result in results:
+        np.testing.assert_allclose(result, np.sin(np.ones_like(result)), rtol=1e-6)
+    assert session.counters.misses == 2
