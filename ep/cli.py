@@ -127,6 +127,7 @@ def run_model(options: argparse.Namespace) -> int:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HostFallbackWarning)  # the counts are part of what is printed
+        warnings.showwarning = _note
         trial = try_model(
             options.model,
             options.device,
@@ -146,6 +147,11 @@ def run_model(options: argparse.Namespace) -> int:
     if options.plan:
         print_rich(trial.plan)
     return OK
+
+
+def _note(message: Warning | str, *_: Any) -> None:
+    """Shows a warning as text: the line of Python that it comes from says nothing to who runs a command."""
+    print(f"note: {message}", file=sys.stderr)
 
 
 def inspect_model(options: argparse.Namespace) -> int:

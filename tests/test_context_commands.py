@@ -63,6 +63,16 @@ def test_a_folder_that_does_not_exist_is_known_before_anything_is_compiled(model
         ep.load(model, "jax").save_context(target)
 
 
+@pytest.mark.filterwarnings("default::ep.ContextNotice")
+def test_code_that_does_not_fit_is_told_without_a_line_of_python(model, capsys, monkeypatch):
+    run(capsys, "compile", model, "--device", "jax", "--shape", "n:2")
+    target = model.parent / "model_ctx.onnx"
+    monkeypatch.setattr("ep.identity.code_identity", lambda: "9.9-elsewhere")
+    code, printed = run(capsys, "run", target, "--device", "jax", "--dim", "n=2", "--trust-native")
+    assert code == 0 and printed.err.startswith("note: the compiled code of EPContext node")
+    assert ".py" not in printed.err
+
+
 def test_the_cache_is_listed_summed_up_and_cleared(model, capsys):
     run(capsys, "compile", model, "--device", "jax", "--shape", "n:2")
     code, printed = run(capsys, "cache", "list", "--json")
