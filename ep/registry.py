@@ -167,6 +167,7 @@ class OpRegistry:
 
 def _store_defaults(fn: Callable[..., Any]) -> None:
     """Rounds the defaults of float attributes as a model would store them: as float32, and 0.01 is not one."""
+    fn = inspect.unwrap(fn)
     defaults = (fn.__kwdefaults__ or {}).items()
     fn.__kwdefaults__ = {name: float(np.float32(v)) if type(v) is float else v for name, v in defaults}
 

@@ -170,7 +170,7 @@ EXPLAINED: list[Reason] = [
     Reason("integer-overflow", ORT, OVERFLOWING, lambda case, got, other: is_integer(case)),
     Reason("mean-of-nothing", ORT, ("ReduceMean",), lambda case, got, other: case.inputs[0].size == 0),
     Reason("integer-log-sum-exp", ORT, ("ReduceLogSumExp", "ReduceLogSum"), lambda case, got, other: is_integer(case)),
-    Reason("nan-in-extrema", ORT, ("ReduceMax", "ReduceMin", "Max", "Min", "MaxPool"), has_nan),
+    Reason("nan-in-extrema", ORT, ("ReduceMax", "ReduceMin", "Max", "Min", "MaxPool", "Hardmax"), has_nan),
     Reason("slice-to-int-max-backwards", ORT, ("Slice",), backwards_to_the_end),
     Reason("strings-twice", ORT, ("Gather", "Expand", "Tile", "GatherElements", "GatherND"),
            lambda case, got, other: case.inputs[0].dtype == object),
