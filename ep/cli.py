@@ -149,7 +149,7 @@ def run_model(options: argparse.Namespace) -> int:
     return OK
 
 
-def _note(message: Warning | str, *_: Any) -> None:
+def _note(message: Warning | str, *_: Any, **__: Any) -> None:
     """Shows a warning as text: the line of Python that it comes from says nothing to who runs a command."""
     print(f"note: {message}", file=sys.stderr)
 
