@@ -11,7 +11,12 @@ from typing import Any
 
 
 class EpError(Exception):
-    """Base of all errors of this package: `what` failed, `why`, and how to `fix` it (both may be empty)."""
+    """Base of all errors of this package: `what` failed, `why`, and how to `fix` it (both may be empty).
+
+    `at` says in which node it was raised, if it was in one.
+    """
+
+    at = ""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         super().__init__(what)
@@ -19,7 +24,8 @@ class EpError(Exception):
 
     def __str__(self) -> str:
         rest = (("Why", self.why), ("Fix", self.fix))
-        return "\n".join([self.what, *(f"{label}: {text}" for label, text in rest if text)])
+        what = f"{self.at}: {self.what}" if self.at else self.what
+        return "\n".join([what, *(f"{label}: {text}" for label, text in rest if text)])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default rebuilds from positional arguments only; an error must survive a process pool whole.

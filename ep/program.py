@@ -67,7 +67,8 @@ class Runner:
         xp = self.host if at_host else self.xp
         try:
             results = self._call(step, xp, env)
-        except EpError:
+        except EpError as error:
+            error.at = error.at or located(step)
             raise
         except Untraceable as signal:
             signal.step = step  # the outermost step wins: that is the one which a plan can cut
@@ -129,11 +130,16 @@ def to_host(value: Any, xp: Any) -> Any:
     return xp.to_numpy(value)
 
 
+def located(step: Step) -> str:
+    """Which node a step is, in an error."""
+    return f"node '{step.name}' ({step.op}, opset {step.opset})"
+
+
 def explain(step: Step, cause: Exception, arguments: Sequence[Any]) -> ExecutionError:
     """An `ExecutionError` that names node, operator, opset and the inputs' shapes and dtypes."""
     inputs = ", ".join(describe(a) for a in arguments)
     return ExecutionError(
-        f"node '{step.name}' ({step.op}, opset {step.opset}) failed on inputs ({inputs}).",
+        f"{located(step)} failed on inputs ({inputs}).",
         why=f"{type(cause).__name__}: {cause}",
         fix="check the shapes and dtypes above against the operator's specification; "
         "if they are valid, this is a defect of ep: please report the node.",

@@ -480,3 +480,10 @@ def test_threads_that_come_together_compile_once(accelerator: str) -> None:
     for result in results:
         np.testing.assert_allclose(result, np.sin(np.ones_like(result)), rtol=1e-6)
     assert session.counters.misses == 2
+
+
+def test_what_a_lowering_refuses_names_the_node(device: str) -> None:
+    model = parse('agraph (float[2,3] x) => (float[a,b] y) { z = Neg(x) y = Einsum <equation = "ij,jk->ik"> (z) }')
+    model.graph.node[1].name = "product"
+    with pytest.raises(ep.InvalidInput, match=r"^node 'product' \(ai.onnx::Einsum, opset 21\): equation 'ij,jk->ik'"):
+        ep.load(model, device).run(None, {"x": np.ones((2, 3), np.float32)})
