@@ -140,14 +140,14 @@ class _Reader:
         location = node.payload.decode("utf-8", "replace")
         if self.directory is None:
             raise damaged(node.label, f"its context lies in '{location}', but the model has no directory.")
-        path = (self.directory / location).resolve()
-        if not location or "\0" in location or Path(location).is_absolute() or not path.is_relative_to(self.directory):
-            raise damaged(node.label, f"its context '{location}' lies outside the model's directory.")
         try:
-            return path.read_bytes()
-        except (OSError, ValueError) as error:
+            path = (self.directory / location).resolve()
+            if location and not Path(location).is_absolute() and path.is_relative_to(self.directory):
+                return path.read_bytes()
+        except (OSError, ValueError, RuntimeError) as error:  # no file, a name that none can have, links in a circle
             why = getattr(error, "strerror", None) or error
-            raise damaged(node.label, f"its context '{location}' cannot be read: {why}.") from error
+            raise damaged(node.label, f"its context {location!r} cannot be read: {why}.") from error
+        raise damaged(node.label, f"its context {location!r} lies outside the model's directory.")
 
     def replace(self) -> None:
         for graph in list(graphs(self.proto.graph)):

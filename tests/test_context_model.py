@@ -455,6 +455,8 @@ def reshaped(node, model):
         (put(embed_mode=0, ep_cache_context="/etc/passwd"), "outside the model's directory"),
         (put(embed_mode=0, ep_cache_context=""), "outside the model's directory"),
         (put(embed_mode=0, ep_cache_context="."), "cannot be read"),
+        (put(embed_mode=0, ep_cache_context="a\0b"), "cannot be read"),
+        (put(embed_mode=0, ep_cache_context="a" * 5000), "cannot be read"),
         (twice, "brought partition 'ep_jax_0' already"),
         (swapped, "of another model"),
         (without, "inputs; its graph has"),
