@@ -92,7 +92,7 @@ def test_a_branch_that_a_computed_condition_leaves_out_never_fails(device: str, 
     model = parse(
         """
         agraph (float[n] x, float limit) => (float[m] y, float[n] z)
-        <int64[1] six = {6}, int64[1] four = {4}, bool yes = {1}>
+        <int64[1] six = {6}, int64[1] four = {4}, int64 three = {3}>
         {
             most = ReduceMax <keepdims = 0> (x)
             small = Less (most, limit)
@@ -100,12 +100,12 @@ def test_a_branch_that_a_computed_condition_leaves_out_never_fails(device: str, 
                 then_branch = one () => (float[p] a) { a = Reshape(x, six) },
                 else_branch = other () => (float[q] b) { b = Reshape(x, four) }
             >
-            z = Loop ("", small, x) <
+            z = Loop (three, small, x) <
                 body = never (int64 i, bool going, float[n] v) => (bool more, float[n] w)
                 { w = Reshape(v, four)  t = ReduceMax <keepdims = 0> (w)  more = Less(t, limit) }
             >
         }
-    """.replace('""', "")
+    """
     )
     session = load(model, device, mode)
     four = np.arange(4, dtype=np.float32)
