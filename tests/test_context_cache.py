@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -249,6 +250,7 @@ WORK = """
 import sys, random, warnings
 warnings.simplefilter("error")
 from pathlib import Path
+from types import SimpleNamespace
 from ep.container import Code, Container
 from ep.context_cache import Cache
 cache = Cache(Path(sys.argv[1]), limit=30_000)
@@ -276,3 +278,19 @@ def test_processes_share_a_directory(tmp_path):
 
 def test_a_library_without_a_cache_still_compiles():
     assert Library().cache is None
+
+
+def test_what_xla_cannot_serialize_is_not_stored():
+    """XLA refuses some sorts, "`LessThan` is not serializable", when it is asked for the bytes."""
+    jax = pytest.importorskip("jax")
+    from ep.backend import NotStorable
+    from ep.backends.jax import executable
+
+    class Client:
+        def serialize_executable(self, compiled):
+            raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: `LessThan` is not serializable.")
+
+    function, code = executable.ahead(SimpleNamespace(client=Client()), lambda x: (x + 1,), [((2,), np.dtype("f4"))])
+    np.testing.assert_array_equal(function(np.zeros(2, np.float32))[0], [1, 1])
+    with pytest.raises(NotStorable, match="LessThan"):
+        code()

@@ -22,7 +22,10 @@ def ahead(device: Any, fn: Function, specs: Specs) -> tuple[Function, Code]:
 
     def code() -> bytes:
         refuse(compiled)
-        return bytes(device.client.serialize_executable(compiled.runtime_executable()))
+        try:
+            return bytes(device.client.serialize_executable(compiled.runtime_executable()))
+        except jax.errors.JaxRuntimeError as cause:  # some sorts, for example
+            raise NotStorable(f"XLA cannot serialize it: {cause}") from cause
 
     return compiled, code
 
