@@ -250,7 +250,6 @@ WORK = """
 import sys, random, warnings
 warnings.simplefilter("error")
 from pathlib import Path
-from types import SimpleNamespace
 from ep.container import Code, Container
 from ep.context_cache import Cache
 cache = Cache(Path(sys.argv[1]), limit=30_000)
