@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,14 @@ import numpy as np
 from ep.bodies import Declared, InlineBody, declared
 from ep.device_weights import DeviceWeights
 from ep.errors import EpError, ExecutionError
+from ep.growth import changing
 from ep.library import Library
 from ep.partition import CONTROL, Group, partition
 from ep.placement import HOST, Facts, Placement, Placer
 from ep.program import Runner, Step, Untraceable, describe, to_host, walk
 from ep.seeds import derived_from
+from ep.variants import Axes, Past, Variants, contents, signature
 
-MAX_VARIANTS = 16  # host values compiled per combination of shapes; more of them are run without compiling
-FEW_VARIANTS = 2  # so many are compiled in any case, also where compiling does not pay
 MAX_SIGNATURES = 128  # compiled callables kept per group; the least recently used one goes
 
 
@@ -50,6 +51,7 @@ class Context:
     counters: Counters
     eager: bool = False
     library: Library = field(default_factory=Library)
+    feedback: threading.Event = field(default_factory=threading.Event)  # set once results came back as arguments
 
     def runner(self, provider: str, on_host: frozenset[int] = frozenset()) -> Runner:
         backend = self.backends[provider]
@@ -57,7 +59,10 @@ class Context:
 
 
 class Executable:
-    """A graph, or the body of a loop, as groups in order. `run` fills an environment of values."""
+    """A graph, or the body of a loop, as groups in order. `run` fills an environment of values.
+
+    `pinned` steps (by id) run on the host, one after the other, and are part of no trace.
+    """
 
     def __init__(
         self,
@@ -66,9 +71,10 @@ class Executable:
         outputs: Sequence[Any],
         constants: dict[Any, np.ndarray],
         context: Context,
+        pinned: frozenset[int] = frozenset(),
     ) -> None:
         self.steps, self.inputs, self.outputs = list(steps), tuple(inputs), tuple(outputs)
-        self.constants, self.context = constants, context
+        self.constants, self.context, self.pinned = constants, context, pinned
         self._control: set[int] = set()
         self._lock = threading.Lock()
         self._plan()
@@ -76,8 +82,10 @@ class Executable:
     def _plan(self) -> None:
         placer = self.context.placer
         self.placements: dict[int, Placement] = placer.support(self.steps)
+        pinned = (inner for step in self.steps if id(step) in self.pinned for inner in walk([step]))
+        self.placements |= {id(step): Placement(HOST, "its shapes change with every call") for step in pinned}
         hosted = {i for i, p in self.placements.items() if p.provider == HOST}
-        facts = Facts(self.steps, self.constants, hosted)
+        facts = Facts(self.steps, self.constants, hosted, self.pinned)
         placer.refine(self.placements, self.steps, self.inputs, facts, self.constants)
         groups = partition(self.steps, self.outputs, facts, self.placements, self.constants, self._control)
         self.groups = groups
@@ -227,11 +235,8 @@ class CompiledGroup:
         self.all_constants = constants
         self.cache: OrderedDict[Any, Callable[..., tuple[Any, ...]]] = OrderedDict()
         self.random = any(step.lowering.random for step in walk(group.steps))  # each call then gets a seed
-        self.variants: Counter[Any] = Counter()  # shapes → how many host values were compiled for them
-        self.compiling = 0.0  # seconds, and of how many functions
-        self.compiled = 0
-        self.uncompiled = 0.0  # seconds of the last run without compiling
-        self.spent: dict[Any, float] = {}  # signature → seconds of all its runs without compiling
+        self.variants = Variants(context.feedback)
+        self.growing: dict[Axes, Executable] = {}  # axes that grow → the same steps, compiled where these do not matter
         self.identity: str | None = None  # `ep.identity.group_digest`, once it is known
         self._lock = threading.Lock()
         self._building: dict[Any, threading.Lock] = {}  # signature → held while it is compiled
@@ -268,8 +273,8 @@ class CompiledGroup:
         with self._lock:
             self._weights = None
             self.cache.clear()
-            self.variants.clear()
-            self.spent.clear()
+            self.growing.clear()
+            self.variants.forget()
 
     def _call(self, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
         shapes = tuple(map(signature, arguments))
@@ -281,14 +286,21 @@ class CompiledGroup:
             if len(self.cache) > 1:
                 self._touch(key)
             return self._guarded(function, arguments, weights)
-        if host and not self._pays(key, self.variants[shapes]):
-            counters.eager += 1
+        if self.cache and self.backend.compiles_nodes:
+            with self._lock:
+                grown = self.variants.grown(key, shapes)
+            if grown and not self.context.library.holds(self, host, [*arguments, *weights]):
+                return self._grown(key, grown, host, arguments, weights)
+        if host and not self.variants.pays_host(key, shapes):
             return self._uncompiled(key, host, arguments, weights)
         with self._lock:
             building = self._building.setdefault(key, threading.Lock())
         with building:  # threads that come with the same signature wait, and do not compile it again
             if key not in self.cache:
-                return self._compile(key, host, arguments, weights)
+                try:
+                    return self._compile(key, host, arguments, weights)
+                finally:
+                    self._building.pop(key, None)
         return self._call(host, arguments, weights)
 
     def _compile(self, key: Any, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
@@ -301,11 +313,8 @@ class CompiledGroup:
             else:
                 counters.misses += 1
                 counters.compile_seconds += seconds
-                self.compiling += seconds
-                self.compiled += 1
+            self.variants.bought(Past.of(key, host, results), None if stored else seconds)
             self.cache[key] = function
-            self._building.pop(key, None)
-            self.variants[key[0] if host else key] += bool(host)
             if len(self.cache) > MAX_SIGNATURES:
                 self.cache.popitem(last=False)
         return results
@@ -314,15 +323,21 @@ class CompiledGroup:
         """A function for these arguments, its results, and whether it was stored; else it is newly compiled."""
         return self.context.library.first(self, host, values, lambda *traced: self._trace(host, traced))
 
-    def _pays(self, key: Any, variants: int) -> bool:
-        """Whether to compile one more combination of host values, such as the position in a loop.
-
-        Only when running it without has cost, with the run to come, as much as compiling costs.
-        """
-        if variants < FEW_VARIANTS or not self.compiled:
-            return variants < MAX_VARIANTS
-        spent = self.spent.get(key, 0.0) + self.uncompiled
-        return variants < MAX_VARIANTS and spent >= self.compiling / self.compiled
+    def _grown(self, key: Any, grown: Any, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
+        """What does not depend on the growing axes compiled, the rest on the host."""
+        (axes, past), group, counters = grown, self.group, self.context.counters
+        executable = self.growing.get(axes)
+        if executable is None:
+            calls = (past.shapes, past.host), (tuple(map(signature, arguments)), host)
+            pinned = changing(group, self.backend, partial(self._environment, self.runner), *calls, weights)
+            inputs = (*group.inputs, *group.host_inputs)
+            executable = Executable(group.steps, inputs, group.outputs, self.all_constants, self.context, pinned)
+            self.growing[axes] = executable
+        started = time.perf_counter() - counters.compile_seconds
+        env = executable.run(dict(zip(executable.inputs, (*arguments[: len(group.inputs)], *host), strict=True)))
+        results = list(map(env.get, group.outputs))
+        self._rented(key, host, results, time.perf_counter() - counters.compile_seconds - started)
+        return results
 
     def _uncompiled(self, key: Any, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Sequence[Any]:
         """Node by node: on the device, or on the host where the library would compile each node for each value."""
@@ -334,12 +349,13 @@ class CompiledGroup:
             results = self._evaluate(Runner(self.context.host, self.context.host), host, values)
         else:
             results = self._trace(host, [*map(backend.enter, arguments), *weights])
-        self.uncompiled = time.perf_counter() - started
-        with self._lock:
-            if len(self.spent) >= MAX_SIGNATURES:
-                self.spent.clear()
-            self.spent[key] = self.spent.get(key, 0.0) + self.uncompiled
+        self._rented(key, host, results, time.perf_counter() - started)
         return results
+
+    def _rented(self, key: Any, host: list[np.ndarray], results: Sequence[Any], seconds: float) -> None:
+        self.context.counters.eager += 1
+        with self._lock:
+            self.variants.rented(key, Past.of(key, host, results), seconds)
 
     def _touch(self, key: Any) -> None:
         with self._lock:
@@ -366,6 +382,10 @@ class CompiledGroup:
 
     def _evaluate(self, runner: Runner, host: list[np.ndarray], values: Sequence[Any]) -> list[Any]:
         """The outputs of the group for its arguments and weights."""
+        return list(map(self._environment(runner, host, values).get, self.group.outputs))
+
+    def _environment(self, runner: Runner, host: list[np.ndarray], values: Sequence[Any]) -> dict[Any, Any]:
+        """Every value of the group for its arguments and weights."""
         group, seed = self.group, None
         if self.random:
             at = len(group.inputs)
@@ -374,20 +394,4 @@ class CompiledGroup:
         env.update(zip((*group.inputs, *group.weights), values, strict=True))
         with nullcontext() if seed is None else derived_from(seed):
             runner.evaluate(group.steps, env)
-        return list(map(env.get, group.outputs))
-
-
-def signature(value: Any) -> Any:
-    """What compiled code depends on: shape and dtype, of every element for sequences."""
-    if isinstance(value, list):
-        return tuple(map(signature, value))
-    return (value.shape, value.dtype) if value is not None else None
-
-
-def contents(value: Any) -> Any:
-    """Hashable form of a host value that is compiled in."""
-    if isinstance(value, list):
-        return tuple(map(contents, value))
-    if value is None:
-        return None
-    return value.shape, value.dtype, tuple(value.flat) if value.dtype.kind == "O" else value.tobytes()
+        return env

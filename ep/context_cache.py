@@ -89,6 +89,9 @@ class Cache:
     def path(self, key: str) -> Path:
         return self.directory / LAYOUT / key[:2] / (key + SUFFIX)
 
+    def __contains__(self, key: str) -> bool:
+        return self.path(key).exists()
+
     def get(self, key: str) -> Code | Cut | None:
         """What is stored under a key; an entry that is damaged is discarded with a notice."""
         path = self.path(key)

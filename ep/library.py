@@ -74,6 +74,14 @@ class Library:
             return function, function(*arguments), True
         return *self._compile(group, backend, specs, arguments, trace, key), False
 
+    def holds(self, group: Any, host: Sequence[Any], arguments: Sequence[Any]) -> bool:
+        """Whether a function for these arguments is stored, so that nothing has to be compiled."""
+        specs = specs_of(group.backend, arguments)
+        if specs is None or group.backend.ahead is None:
+            return False
+        key = self._key(group, group.backend, specs, host)
+        return bool(key) and (key in self.shelf or (self.cache is not None and key in self.cache))
+
     def _key(self, group: Any, backend: Backend, specs: Specs, host: Sequence[Any]) -> str:
         try:
             if group.identity is None:

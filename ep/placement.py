@@ -32,7 +32,13 @@ class Facts:
     `preferred` values are of use there, if the host has them anyway; those in `at_host` are (see `Placer`).
     """
 
-    def __init__(self, steps: Sequence[Step], constants: Iterable[Any], hosted: set[int]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        constants: Iterable[Any],
+        hosted: set[int],
+        pinned: frozenset[int] = frozenset(),
+    ) -> None:
         self.hosted = hosted  # id() of steps, of bodies too, that no device takes
         self.static: set[Any] = set(constants)
         self.roots: dict[Any, frozenset[Any]] = {}
@@ -42,7 +48,8 @@ class Facts:
         self.at_host: set[Any] = set()
         self.host_steps: set[int] = set()  # id() of steps that run with NumPy inside a trace
         for step in steps:
-            self._find_static(step)
+            if id(step) not in pinned:  # by id: those that run by themselves whatever is known of them
+                self._find_static(step)
         for step in reversed(steps):
             self._find_needed(step)
 

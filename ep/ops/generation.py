@@ -50,7 +50,7 @@ class Decoder:
         """Runs the next tokens [rows]; `rows` says which of the previous rows each goes on from."""
         if rows is not None:
             where = self.xp.asarray(rows)
-            self.caches = [self.xp.take(cache, where, axis=1) for cache in self.caches]
+            self.caches = [chosen(self.xp, cache, where, axis=1) for cache in self.caches]
         self.mask = np.concatenate([self.mask, np.ones((len(tokens), 1), np.int32)], axis=1)
         logits, *self.caches = self.graph(tokens[:, None], self.next[:, None], self.mask, *self.caches)
         self.next = self.next + np.int32(1)
@@ -90,7 +90,7 @@ class EncoderDecoder:
             logits, cross, fixed = None, results, []
             self.own = [self._empty(kind, len(start)) for kind in kinds]
         rows = xp.asarray(np.repeat(np.arange(len(start)), beams))
-        self.own, self.cross, fixed = ([xp.take(x, rows, axis=0) for x in group] for group in (self.own, cross, fixed))
+        self.own, self.cross, fixed = ([chosen(xp, x, rows) for x in group] for group in (self.own, cross, fixed))
         self.fixed = [*(np.repeat(m, beams, axis=0) for m in mask_inputs), *fixed]
         if logits is None:
             self._run(self.sequence)
@@ -113,7 +113,7 @@ class EncoderDecoder:
     def step(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> None:
         if rows is not None:
             where = self.xp.asarray(rows)
-            self.own = [self.xp.take(cache, where, axis=0) for cache in self.own]
+            self.own = [chosen(self.xp, cache, where) for cache in self.own]
             self.sequence = self.sequence[rows]
         self.sequence = np.concatenate([self.sequence, tokens[:, None]], axis=1)
         self._run(self.sequence if self.whole else tokens[:, None])
@@ -131,6 +131,11 @@ def parameters(graph: Graph) -> tuple[Any, ...]:
 
 def outputs_of(graph: Graph) -> tuple[Any, ...]:
     return getattr(graph, "declared", ())
+
+
+def chosen(xp: Any, cache: Any, rows: Any, axis: int = 0) -> Any:
+    """Rows of a cache, which a subgraph may have left on the host."""
+    return xp.take(xp.asarray(cache), rows, axis=axis)
 
 
 def last_logits(xp: Any, logits: Any) -> np.ndarray:
