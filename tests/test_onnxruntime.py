@@ -20,6 +20,17 @@ def test_outputs_come_as_asked(ort, names):
     np.testing.assert_equal(results, [expected[name] for name in names or ("s", "p")])
 
 
+@pytest.mark.parametrize("kind", [set, frozenset, iter, list, dict.fromkeys, np.array], ids=str)
+def test_what_may_hold_names_of_outputs(ort, kind):
+    """Sets, views of dictionaries, generators and arrays may; iterators and dictionaries may not."""
+    session, names = load(ort, DOUBLE), kind(["y"])
+    if kind is iter or isinstance(names, dict):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            session.run(names, {"x": X})
+        names = (name for name in ["y"]) if kind is iter else names.keys()
+    np.testing.assert_equal(session.run(names, {"x": X}), [X + X])
+
+
 LAYOUTS = {
     "fortran": np.asfortranarray,
     "strided": lambda x: np.repeat(x, 2, 1)[:, ::2],

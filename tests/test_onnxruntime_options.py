@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import weakref
 
 import numpy as np
 import onnx
@@ -51,6 +52,52 @@ def test_options_that_are_taken(ort):
     kept = session.get_session_options()
     assert kept is not options and kept.intra_op_num_threads == 1
     np.testing.assert_equal(load(ort, DOUBLE, options).run(None, {"x": X}), [X + X])
+
+
+def test_lengths_of_configuration_entries(ort):
+    for entries in (ort.SessionOptions().add_session_config_entry, ort.RunOptions().add_run_config_entry):
+        entries("k" * 1024, "v" * 8192)
+        for key in ("", "k" * 1025):
+            with pytest.raises(RuntimeError, match="Config key is empty or longer than maximum length 1024"):
+                entries(key, "v")
+        with pytest.raises(RuntimeError, match="Config value is longer than maximum length: 8192"):
+            entries("k", "v" * 8193)
+
+
+@pytest.mark.parametrize("options", ["text", {"a": 1}, 5])
+def test_what_is_no_options_is_refused(ort, options):
+    with pytest.raises(TypeError, match="incompatible constructor arguments"):
+        ort.InferenceSession(content(DOUBLE), options)
+    assert ort.InferenceSession(content(DOUBLE), {}).get_providers()
+
+
+def test_the_cpu_can_be_forbidden(ort):
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    with pytest.raises(Exception, match="INVALID_ARGUMENT : Conflicting session configuration"):
+        load(ort, DOUBLE, options)
+    with pytest.raises(Exception, match="nodes that are assigned to the default CPU EP, but fallback"):
+        ort.InferenceSession(content(DOUBLE), options)
+
+
+def test_weak_references(ort):
+    session = load(ort, DOUBLE)
+    for made in (ort.SessionOptions(), ort.RunOptions(), session, session.get_inputs()[0], session.get_modelmeta()):
+        assert weakref.ref(made)() is made
+
+
+def test_attributes_that_subclasses_read(ort):
+    session = load(ort, DOUBLE)
+    assert session._outputs_meta is session.get_outputs() and session._inputs_meta is session.get_inputs()
+    assert session._model_meta.graph_name == session.get_modelmeta().graph_name
+    assert session._model_path is None and session._model_bytes == content(DOUBLE)
+
+
+def test_the_optimized_model_cannot_be_written(ort, tmp_path):
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "nowhere" / "model.onnx")
+    with pytest.raises(Exception, match="SystemError : 2"):
+        load(ort, DOUBLE, options)
 
 
 def test_options_refuse_what_they_do_not_know(ort):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set, ValuesView
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from ep.onnxruntime.errors import Fail, InvalidArgument, ModelLoadCanceled, bare
 from ep.onnxruntime.feeds import SIGNATURE, Feeds
 from ep.onnxruntime.messages import log
 from ep.onnxruntime.options import RunOptions, SessionOptions
-from ep.onnxruntime.providers import choose
+from ep.onnxruntime.providers import CPU, choose
 from ep.onnxruntime.pybind import STATE, incompatible, unpicklable
 from ep.onnxruntime.recent import shared
 from ep.onnxruntime.values import COrtValue, OrtValueVector
 
 _RECORD = "session.record_ep_graph_assignment_info"
+_NO_FALLBACK = "session.disable_cpu_ep_fallback"
+_NAMES = (Sequence, Set, ValuesView, GeneratorType, map, np.ndarray)  # what may hold the names of outputs
 
 
 class CInferenceSession:
@@ -50,16 +53,31 @@ class CInferenceSession:
     def initialize_session(
         self, providers: Sequence[str], options: Sequence[Mapping[str, str]], disabled_optimizers: Any = ()
     ) -> None:
-        """Loads the model on the first of these providers."""
+        """Loads the model on the first of these providers; the CPU follows them."""
         from ep.session import fresh
 
         del disabled_optimizers  # no rewrite changes results
         self._fresh = fresh
         started = self._profile.now() if self._profile else 0
         self._chosen = list(zip(providers, options, strict=True))
+        if CPU not in providers:
+            self._chosen.append((CPU, {}))
+        elif self._options._entries.get(_NO_FALLBACK) == "1":
+            raise failure(
+                InvalidArgument,
+                "Conflicting session configuration: explicitly added the CPU EP to the session, but also disabled "
+                "fallback to the CPU EP via session configuration options.",
+            )
         device, settings = choose(self._chosen, self._options._entries)
         key = None if self._key is None or ENABLE in settings else (self._key, device, tuple(sorted(settings.items())))
         self._session, self._feeds = shared(key, lambda: _loaded(self._opened, device, settings))
+        on_cpu = self._chosen[0][0] == CPU or bool(self._session.plan.fallbacks)
+        if on_cpu and self._options._entries.get(_NO_FALLBACK) == "1":
+            raise failure(
+                Fail,
+                "This session contains graph nodes that are assigned to the default CPU EP, but fallback to CPU EP has "
+                "been explicitly disabled by the user.",
+            )
         self._provider = self._feeds.provider
         self._names = tuple(value.name for value in self._opened.proto.graph.output)
         self._say_fallbacks()
@@ -222,7 +240,7 @@ class CInferenceSession:
         """Positions of the outputs asked for."""
         if names == self._names:
             wanted: Sequence[int] = range(len(self._names))
-        elif isinstance(names, str) or not isinstance(names, Sequence):
+        elif isinstance(names, str) or not isinstance(names, _NAMES):
             raise incompatible("run", SIGNATURE, self, names, feed, options)
         else:
             wanted = [self._position(name, names, feed, options) for name in names]

@@ -28,7 +28,7 @@ class COrtDevice:
     """A kind of device, which one of them, and whose."""
 
     __module__, __qualname__ = STATE, "OrtDevice"
-    __slots__ = ("_type", "_memory", "_vendor", "_id")
+    __slots__ = ("_type", "_memory", "_vendor", "_id", "__weakref__")
 
     def __init__(self, device_type: int, mem_type: int, *numbers: int) -> None:
         """The kind of device, the kind of memory, the vendor (which may be left out), and which device it is."""

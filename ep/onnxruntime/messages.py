@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from ep.onnxruntime.pybind import INT, integer
+
 SEVERITIES = "VIWEF"
 Callback = Callable[[int, str, str, str, str], None]
 
@@ -59,6 +61,7 @@ def set_default_logger_callback(callback: Any, severity: int = 2) -> None:
 
 
 def _checked(severity: int) -> int:
-    if not 0 <= severity <= 4:
+    number = integer(severity, "set_default_logger_severity", f"(arg0: {INT}) -> None", severity)
+    if not 0 <= number <= 4:
         raise RuntimeError("Invalid logging severity. 0:Verbose, 1:Info, 2:Warning, 3:Error, 4:Fatal\n")
-    return severity
+    return number

@@ -36,7 +36,7 @@ class NodeArg:
     """An input or output: its name, its type such as `tensor(float)`, and its shape."""
 
     __module__ = STATE
-    __slots__ = ("_name", "_type", "_shape")
+    __slots__ = ("_name", "_type", "_shape", "__weakref__")
     __reduce_ex__ = unpicklable
 
     def __init__(self, name: str, kind: str, shape: Dims | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ep.onnxruntime import enums
+from ep.onnxruntime.errors import InvalidArgument
 from ep.onnxruntime.options import SessionOptions
 
 _EXTERNAL = "session.optimized_model_external_initializers"
@@ -18,13 +19,11 @@ def write(source: Any, options: SessionOptions) -> None:
     model = simplified(source, options.graph_optimization_level)
     name = options._entries.get(f"{_EXTERNAL}_file_name")
     least = int(options._entries.get(f"{_EXTERNAL}_min_size_in_bytes", "1024"))
-    onnx.save(
-        model,
-        path,
-        save_as_external_data=bool(name) or model.ByteSize() >= 2**31 - 1,
-        location=name,
-        size_threshold=least,
-    )
+    large = bool(name) or model.ByteSize() >= 2**31 - 1
+    try:
+        onnx.save(model, path, save_as_external_data=large, location=name, size_threshold=least)
+    except OSError as cause:
+        raise InvalidArgument(f"SystemError : {cause.errno} ({path}: {cause.strerror})") from cause
 
 
 def simplified(source: Any, level: Any) -> Any:

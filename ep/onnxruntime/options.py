@@ -17,7 +17,8 @@ class SessionOptions:
     """Configuration of an `InferenceSession`; one object may serve many."""
 
     __module__ = STATE
-    __slots__ = ("_values", "_entries", "_dims", "_denotations", "_initializers", "_files", "_providers", "_cancelled")
+    _KEPT = ("_values", "_entries", "_dims", "_denotations", "_initializers", "_files", "_providers", "_cancelled")
+    __slots__ = (*_KEPT, "__weakref__")
     __reduce_ex__ = unpicklable
 
     enable_cpu_mem_arena = a_bool(True, "No effect: the array library manages memory.")
@@ -53,7 +54,7 @@ class SessionOptions:
         """Keeps a pair of strings; keys about EPContext, external initializers and assignment have their effects."""
         for item in (key, value):
             text(item, "add_session_config_entry", f"{_SELF}, arg0: str, arg1: str) -> None", self, key, value)
-        self._entries[key] = value
+        self._entries[key] = _entry(key, value)
 
     def get_session_config_entry(self, key: str) -> str:
         """The value that was added for `key`; `RuntimeError` if there is none."""
@@ -154,7 +155,7 @@ class SessionOptions:
     def _copy(self) -> SessionOptions:
         """What `InferenceSession.get_session_options` returns: equal, and no longer shared."""
         made = SessionOptions()
-        for name in self.__slots__:
+        for name in self._KEPT:
             value = getattr(self, name)
             setattr(made, name, value.copy() if hasattr(value, "copy") else value)
         return made
@@ -164,7 +165,7 @@ class RunOptions:
     """Configuration of one run."""
 
     __module__ = STATE
-    __slots__ = ("_values", "_entries", "_adapters")
+    __slots__ = ("_values", "_entries", "_adapters", "__weakref__")
     __reduce_ex__ = unpicklable
 
     log_severity_level = an_int(-1, "No effect: runs log nothing.")
@@ -183,7 +184,7 @@ class RunOptions:
         signature = f"(self: {STATE}.RunOptions, arg0: str, arg1: str) -> None"
         for item in (key, value):
             text(item, "add_run_config_entry", signature, self, key, value)
-        self._entries[key] = value
+        self._entries[key] = _entry(key, value)
 
     def get_run_config_entry(self, key: str) -> str:
         """The value that was added for `key`; `RuntimeError` if there is none."""
@@ -194,6 +195,15 @@ class RunOptions:
     def add_active_adapter(self, adapter: Any) -> None:
         """Feeds the parameters of a `LoraAdapter` to the inputs of their names."""
         self._adapters.append(adapter)
+
+
+def _entry(key: str, value: str) -> str:
+    """The value of a configuration entry, if neither it nor its key is longer than onnxruntime takes."""
+    if not 0 < len(key.encode()) <= 1024:
+        raise RuntimeError("Config key is empty or longer than maximum length 1024")
+    if len(value.encode()) > 8192:
+        raise RuntimeError("Config value is longer than maximum length: 8192")
+    return value
 
 
 def failure_of(name: str, instead: str) -> Exception:

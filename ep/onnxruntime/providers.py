@@ -73,7 +73,7 @@ def nearest(name: str) -> str | None:
 def normalize(
     providers: Sequence[Any] | None, provider_options: Sequence[Mapping[Any, Any]] | None
 ) -> list[tuple[str, dict[str, str]]]:
-    """The providers of a session, the CPU last; those that are not here are left out, with a warning.
+    """The providers that are asked for; those that are not here are left out, with a warning.
 
     Raises:
         ValueError: the arguments do not have the form of names, or of names with options.
@@ -84,9 +84,7 @@ def normalize(
     for name in found:
         if name not in (*available, *KNOWN, *OWN):
             raise RuntimeError(f"Unknown Provider Type: {name}")
-    chosen = {name: options for name, options in found.items() if name in available}
-    chosen.setdefault(CPU, {})
-    return list(chosen.items())
+    return [(name, options) for name, options in found.items() if name in available]
 
 
 def checked(given: Sequence[tuple[str, Mapping[Any, Any]]], available: Sequence[str]) -> dict[str, dict[str, str]]:

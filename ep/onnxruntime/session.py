@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -31,14 +32,24 @@ class Session:
         """A copy of the options."""
         return self._sess.session_options
 
+    # Attributes that subclasses read. What takes time is computed when it is first asked for.
+
+    @functools.cached_property
+    def _outputs_meta(self) -> list[NodeArg]:
+        return self._sess.outputs_meta
+
+    _model_meta = property(lambda self: self._sess.model_meta)
+    _input_meminfos = property(lambda self: self._sess.input_meminfos)
+    _output_meminfos = property(lambda self: self._sess.output_meminfos)
+    _input_epdevices = property(lambda self: self._sess.input_epdevices)
+    _profiling_start_time_ns = property(lambda self: self._sess.get_profiling_start_time_ns)
+
     def get_inputs(self) -> Sequence[NodeArg]:
         """The inputs that must be fed, in the model's order."""
         return self._inputs_meta
 
     def get_outputs(self) -> Sequence[NodeArg]:
         """The outputs, in the model's order, with shapes that follow from the operators where none are declared."""
-        if self._outputs_meta is None:
-            self._outputs_meta = self._sess.outputs_meta
         return self._outputs_meta
 
     def get_overridable_initializers(self) -> Sequence[NodeArg]:
@@ -182,7 +193,6 @@ class Session:
         self._sess.run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
 
     _inputs_meta: list[NodeArg]
-    _outputs_meta: list[NodeArg] | None
     _overridable_initializers: list[NodeArg]
     _providers: list[str]
     _provider_options: dict[str, dict[str, str]]
@@ -240,16 +250,16 @@ class InferenceSession(Session):
 
     def _create_inference_session(self, providers: Any, provider_options: Any, disabled_optimizers: Any = None) -> None:
         options = self._sess_options
-        if options is None:
-            options = SessionOptions()
-        elif options.has_providers() and providers is not None:
+        asked = providers or provider_options
+        if options is not None and asked and options.has_providers():
             warnings.warn(
                 "Specified 'providers'/'provider_options' when creating InferenceSession but SessionOptions has "
                 "already been configured with providers. InferenceSession will only use the providers "
                 "passed to InferenceSession().",
                 stacklevel=3,
             )
-        elif options.has_providers():
+        options = options or SessionOptions()
+        if isinstance(options, SessionOptions) and options.has_providers() and not asked:
             providers, provider_options = list(options._providers), None
         chosen = normalize(providers, provider_options)
         sess = CInferenceSession(options, self._model_path, self._model_bytes)
@@ -260,7 +270,7 @@ class InferenceSession(Session):
         self._sess = sess
         self._sess_options = sess.session_options
         self._inputs_meta = sess.inputs_meta
-        self._outputs_meta = None  # asked for it, shapes are inferred
+        self.__dict__.pop("_outputs_meta", None)
         self._overridable_initializers = sess.overridable_initializers
         self._providers = sess.get_providers()
         self._provider_options = sess.get_provider_options()

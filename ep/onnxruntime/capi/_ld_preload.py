@@ -1,0 +1,1 @@
+"""Which shared libraries are loaded before the others? None: the array libraries find their own."""
