@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nodes import run_node
+from nodes import onnxruntime_node, run_node
 
 import ep
 
@@ -188,6 +188,22 @@ def test_layer_normalization_from_any_axis(device, axis):
     y, mean, _ = run_node(device, "LayerNormalization", x, scale, outputs=3, axis=axis, epsilon=0.0)
     near(mean, x.mean(axes, keepdims=True))
     near(y, (x - mean) / x.std(axes, keepdims=True) * scale, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("LayerNormalization", {"axis": 2, "epsilon": 1e-3}),
+        ("MeanVarianceNormalization", {}),
+        ("MeanVarianceNormalization", {"across_channels": 1, "normalize_variance": 0}),
+        ("ThresholdedRelu", {"alpha": 0.3}),
+    ],
+)
+def test_what_onnxruntime_has_in_opsets_before_onnx_does(device, op, attributes):
+    """Its optimizer writes LayerNormalization into models of any opset."""
+    inputs = [random(2, 3, 4)] + [random(4)] * 2 * (op == "LayerNormalization")
+    want = onnxruntime_node(op, *inputs, opset=8, **attributes)
+    near(run_node(device, op, *inputs, opset=8, **attributes), want, atol=1e-5)
 
 
 def test_group_normalization_18_scales_groups_and_21_scales_channels(device):

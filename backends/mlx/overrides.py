@@ -35,6 +35,7 @@ def _fits(x: Any, axis: int, *weights: Any) -> bool:
     )
 
 
+@OVERRIDES.op("LayerNormalization")
 @OVERRIDES.op("LayerNormalization", since=17)
 def layer_normalization(xp, x, scale, bias=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     if stash_type != 1 or not _fits(x, axis, scale, bias):

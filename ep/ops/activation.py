@@ -77,6 +77,7 @@ def celu(xp, x, *, alpha=1.0):
     return xp.maximum(x, 0) + xp.minimum(alpha * _expm1(xp, x / alpha), 0)
 
 
+@op("ThresholdedRelu", since=1)  # in onnxruntime
 @op("ThresholdedRelu", since=10)
 def thresholded_relu(xp, x, *, alpha=1.0):
     return xp.where(x > alpha, x, 0)

@@ -127,6 +127,7 @@ def instance_normalization_1(xp, x, scale, b, *, consumed_inputs=None, epsilon=1
     return instance_normalization(xp, x, scale, b, epsilon=epsilon)
 
 
+@op("LayerNormalization", since=1, out=(0, "stash_type", "stash_type"), inside="stash_type")  # in onnxruntime
 @op("LayerNormalization", since=17, out=(0, "stash_type", "stash_type"), inside="stash_type")
 def layer_normalization(xp, x, scale, bias=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
@@ -229,3 +230,12 @@ def mean_variance_normalization(xp, x, *, axes=(0, 2, 3)):
     centred = inner - xp.mean(inner, axis=where, keepdims=True)
     deviation = xp.sqrt(xp.mean(centred * centred, axis=where, keepdims=True))
     return xp.astype(centred / (deviation + 1e-9), xp.dtype_of(x))  # 1e-9 as in ONNX's function body
+
+
+@op("MeanVarianceNormalization", since=1)
+def mean_variance_normalization_1(xp, x, *, across_channels=0, normalize_variance=1):
+    axes = tuple(range(1 if across_channels else 2, x.ndim))
+    if normalize_variance:
+        return mean_variance_normalization(xp, x, axes=(0, *axes))
+    inner = wide(xp, x)
+    return xp.astype(inner - xp.mean(inner, axis=(0, *axes), keepdims=True), xp.dtype_of(x))
