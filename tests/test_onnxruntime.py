@@ -140,6 +140,21 @@ def test_a_list_is_no_feed(ort):
         load(ort, DOUBLE).run(None, [X])
 
 
+EMBEDDING = "g (int64[n] i) => (float[n, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> { [look] y = Gather(w, i) }"
+COLUMNS = "g (float[a, b] x, int64[n] i) => (float[a, n] y) { [look] y = Gather <axis: int = -1> (x, i) }"
+
+
+@pytest.mark.parametrize("index", [3, -4, 2**40])
+def test_indices_out_of_bounds(ort, native, index):
+    message = f"Gather node. Name:'look' Status Message: .* idx={index} must be within the inclusive range"
+    for text, feed in ((EMBEDDING, {}), (COLUMNS, {"x": X})):
+        session = load(ort, text)
+        session.run(None, {**feed, "i": np.array([-3, 2, 0])})
+        session.run(None, {**feed, "i": np.zeros(0, np.int64)})
+        with pytest.raises(native.InvalidArgument, match=message + r" \[-3,2\]$"):
+            session.run(None, {**feed, "i": np.array([0, index])})
+
+
 def test_initializers_that_are_inputs_may_be_fed(ort, native):
     x = np.zeros(2, np.float32)
     session = load(ort, DEFAULT)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ep.onnxruntime.bounds import bounds, check
 from ep.onnxruntime.elements import NAMES, number_of, tensor_type
 from ep.onnxruntime.errors import Fail, InvalidArgument, failure
 from ep.onnxruntime.model import Dims, dims_of, element_of, is_string, overridable, type_string
@@ -63,6 +64,7 @@ class Feeds:
         self.required = tuple(spec.name for spec in self.inputs if spec.kind != "optional")
         self.required_set = frozenset(self.required)
         self._optional = tuple(spec.name for spec in self.inputs if spec.kind == "optional")
+        self._bounds = bounds(proto)
         self._plain = {name: spec for name, spec in self.known.items() if spec.kind == "tensor" and spec.rank >= 0}
 
     def check_names(self, feed: Mapping[str, Any]) -> None:
@@ -75,7 +77,8 @@ class Feeds:
         """Arrays, lists, dictionaries and `None`, by name, that fit the model.
 
         Raises:
-            InvalidArgument: a name, type, rank or size does not fit; `RuntimeError`, `TypeError`: no tensor at all.
+            InvalidArgument: a name, type, rank, size or index does not fit.
+            RuntimeError, TypeError: a value is no tensor at all.
         """
         entered: dict[str, Any] = {}
         for name, value in feed.items():
@@ -93,6 +96,8 @@ class Feeds:
                 raise failure(Fail, f"Missing Input: {name}")
         for name in self._optional:
             entered.setdefault(name, None)
+        for bound in self._bounds:
+            check(bound, entered)
         return entered
 
     def _convert(self, name: str, value: Any) -> Any:
