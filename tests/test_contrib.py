@@ -224,3 +224,15 @@ def test_contradictions_are_refused():
         ms("host", "IsAllFinite", random(2), isinf_only=1, isnan_only=1)
     with pytest.raises(ep.EpError, match="normalized=1"):
         ms("host", "Rfft", random(4), normalized=1)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_convolution_channels_last_takes_weights_of_either_layout(device, group):
+    """onnxruntime's optimizer writes [M, h, w, C / group], its documentation says [M, C / group, h, w]."""
+    x, w = random(1, 6, 5, 4), random(6, 4 // group, 3, 2)
+    want = np.moveaxis(run_node(device, "Conv", np.moveaxis(x, 3, 1), w, group=group), 1, 3)
+    for weights in (np.moveaxis(w, 1, 3), w):
+        near(ms(device, "NhwcConv", x, weights, group=group, kernel_shape=[3, 2]), want)
+    w = random(3, 3, 3, 3)  # fits both: the optimizer's, since all models come from it
+    want = np.moveaxis(run_node(device, "Conv", np.moveaxis(x[..., :3], 3, 1), w), 1, 3)
+    near(ms(device, "NhwcConv", x[..., :3], np.moveaxis(w, 1, 3)), want)

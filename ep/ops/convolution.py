@@ -190,6 +190,11 @@ def _activate(xp: Any, y: Any, activation: str, params: tuple[float, ...]) -> An
 @op("NhwcConv", domain="com.microsoft")
 @wraps(conv, assigned=())
 def nhwc_conv(xp, x, w, b=None, **attributes):
+    """Weights are [M, …, C/group], as onnxruntime's optimizer and CUDA kernel have them; its documentation's
+    [M, C/group, …] is taken where nothing else fits."""
+    kernel, channels = attributes.get("kernel_shape"), x.shape[-1] // attributes.get("group", 1)
+    if w.shape[-1] == channels and (not kernel or tuple(kernel) == tuple(w.shape[1:-1])):
+        w = channels_first(xp, w)
     return channels_last(xp, conv(xp, channels_first(xp, x), w, b, **attributes))
 
 
