@@ -82,6 +82,12 @@ def _parse(content: Content, name: str) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
+    if bytes(content[4:8]) == b"ORTM":
+        raise InvalidModel(
+            f"{name} is not an ONNX model: it is in onnxruntime's own format (.ort).",
+            why="that format holds a graph prepared for one version of onnxruntime.",
+            fix="load the .onnx file that it was made from.",
+        )
     try:
         return onnx.ModelProto.FromString(skeleton(content))
     except DecodeError as error:

@@ -86,6 +86,13 @@ def refuse(binder: Binder, name: str) -> None:
             why="it breaks the ONNX specification." if binder.problems else "its data cannot be read.",
             fix=binder.damaged[0].fix if not binder.problems else "export the model again.",
         )
+    if any(line.startswith("com.microsoft.nchwc::") for line in missing):
+        raise UnsupportedModel.from_problems(
+            name,
+            missing,
+            why="onnxruntime saved it with all its optimizations: weights lie as its kernels want them on one machine.",
+            fix="load the original model, or save the optimized one at the level ORT_ENABLE_EXTENDED.",
+        )
     if missing:
         raise UnsupportedModel.from_problems(
             name,

@@ -347,3 +347,22 @@ def test_a_session_inside_a_function_that_a_library_traces(library):
 
 def test_an_unknown_option():
     fails(InvalidInput, ADD, "'complie'", "Did you mean 'compile'?", options={"complie": "off"})
+
+
+@pytest.mark.parametrize("level", ["BASIC", "ALL"])
+def test_files_that_onnxruntime_saved_for_itself_are_named(tmp_path, level):
+    """Its own format, and the operators of one processor that its highest level of optimization writes."""
+    ort = pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    path = tmp_path / ("m.ort" if level == "BASIC" else "m.onnx")
+    options.optimized_model_filepath = str(path)
+    w = np.ones((16, 16, 3, 3), np.float32)
+    model = text("g (float[1, 16, 8, 8] x) => (float[1, 16, 6, 6] y) { y = Conv(x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    if level == "BASIC":
+        fails(InvalidModel, path, "onnxruntime's own format (.ort)", "the .onnx file")
+    elif "nchwc" in {node.domain.rpartition(".")[2] for node in onnx.load(path).graph.node}:  # not on every processor
+        fails(UnsupportedModel, path, "com.microsoft.nchwc::Conv", "on one machine", "ORT_ENABLE_EXTENDED")
