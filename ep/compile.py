@@ -240,7 +240,6 @@ class CompiledGroup:
         self.identity: str | None = None  # `ep.identity.group_digest`, once it is known
         self._lock = threading.Lock()
         self._building: dict[Any, threading.Lock] = {}  # signature → held while it is compiled
-        self._weights: list[Any] | None = None
 
     def run(self, env: dict[Any, Any]) -> None:
         group = self.group
@@ -250,33 +249,32 @@ class CompiledGroup:
         if not self.backend.takes_numpy or self.context.eager:
             arguments = list(map(self.backend.enter, arguments))
         host = [to_host(env[v], self.backend.xp) for v in group.host_inputs]
-        weights = self._weights
-        if weights is None:
-            weights = self._weights = self._placed()
         if self.context.eager:
-            results = self._trace(host, arguments + weights)
+            results = self._trace(host, arguments + self.place())
         else:
-            results = self._call(host, arguments, weights)
+            results = self._call(host, arguments)
         for value, result in zip(group.outputs, results, strict=True):
             env[value] = result
 
-    def place(self) -> None:
-        """Gets the weights to the device, for the next run."""
-        self._weights = self._placed()
-
-    def _placed(self) -> list[Any]:
+    def place(self) -> list[Any]:
+        """The weights on the device."""
         group = self.group
         return self.context.weights[group.provider].get(group.weights, self.all_constants, group.factors)
 
+    def _release(self, unread: Sequence[int]) -> None:
+        """Lets copies of weights go that compiled code does not read, having computed what it needs of them."""
+        group = self.group
+        values = [group.weights[number] for number in unread]
+        self.context.weights[group.provider].release(values, self.all_constants, group.factors)
+
     def forget(self) -> None:
-        """Drops the weights on the device and all compiled code; the next run makes them again."""
+        """Drops all compiled code, and the weights that it holds; the next run makes it again."""
         with self._lock:
-            self._weights = None
             self.cache.clear()
             self.growing.clear()
             self.variants.forget()
 
-    def _call(self, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
+    def _call(self, host: list[np.ndarray], arguments: list[Any]) -> Any:
         shapes = tuple(map(signature, arguments))
         key = (shapes, tuple(map(contents, host))) if host else shapes
         function = self.cache.get(key)
@@ -285,7 +283,8 @@ class CompiledGroup:
             counters.hits += 1
             if len(self.cache) > 1:
                 self._touch(key)
-            return self._guarded(function, arguments, weights)
+            return self._guarded(function, arguments)
+        weights = self.place()
         if self.cache and self.backend.compiles_nodes:
             with self._lock:
                 grown = self.variants.grown(key, shapes)
@@ -301,11 +300,11 @@ class CompiledGroup:
                     return self._compile(key, host, arguments, weights)
                 finally:
                     self._building.pop(key, None)
-        return self._call(host, arguments, weights)
+        return self._call(host, arguments)
 
     def _compile(self, key: Any, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
         counters, started = self.context.counters, time.perf_counter()
-        function, results, stored = self._guarded(lambda *values: self._first(host, values), arguments, weights)
+        function, results, stored = self._guarded(lambda *own: self._first(host, [*own, *weights]), arguments)
         seconds = time.perf_counter() - started
         with self._lock:
             if stored:
@@ -313,6 +312,7 @@ class CompiledGroup:
             else:
                 counters.misses += 1
                 counters.compile_seconds += seconds
+            self._release(getattr(function, "unread", ()))
             self.variants.bought(Past.of(key, host, results), None if stored else seconds)
             self.cache[key] = function
             if len(self.cache) > MAX_SIGNATURES:
@@ -362,9 +362,9 @@ class CompiledGroup:
             if key in self.cache:
                 self.cache.move_to_end(key)
 
-    def _guarded(self, function: Callable[..., Any], arguments: list[Any], weights: list[Any]) -> Any:
+    def _guarded(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
         try:
-            return function(*arguments, *weights)
+            return function(*arguments)
         except (EpError, Untraceable):
             raise
         except Exception as cause:

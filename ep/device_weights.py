@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -65,6 +65,15 @@ class DeviceWeights:
                 probe = self.backend.borrow(np.zeros(1, dtype))[0] if dtype in self.backend.dtypes else None
                 self._widens[dtype] = probe is not None and self.backend.factor(probe) is not probe
         return self._widens[dtype]
+
+    def release(self, values: Sequence[Any], constants: Mapping[Any, np.ndarray], factors: Collection[Any]) -> None:
+        """Forgets the copies among the arrays of these values that can be made again from a file."""
+        with self._lock:
+            for value in values:
+                key = (value, value in factors and self.widens(constants[value].dtype))
+                placed = self._placed.get(key)
+                if placed is not None and placed.why is not None and self._mapped(placed.host):
+                    del self._placed[key]
 
     def drop(self) -> None:
         """Forgets the arrays; they are made again when a group needs them."""

@@ -58,7 +58,9 @@ class Library:
     def first(
         self, group: Any, host: Sequence[Any], arguments: Sequence[Any], trace: Function
     ) -> tuple[Function, Any, bool]:
-        """The function of a `CompiledGroup` for these arguments, its results, and whether it was stored.
+        """The function of a `CompiledGroup` without its weights, its results, and whether it was stored.
+
+        The weights are the last of the arguments.
 
         Raises:
             Untraceable: the group has to be cut, as compiling it told, now or in an earlier process.
@@ -66,12 +68,11 @@ class Library:
         backend = group.backend
         specs = specs_of(backend, arguments)
         if specs is None or backend.ahead is None:
-            function = backend.compile(trace)
-            return function, function(*arguments), False
+            return *called(backend.compile(trace), group, arguments), False
         key = self._key(group, backend, specs, host)
         function = self._find(key, backend, specs, group, trace) if key else None
         if function is not None:
-            return function, function(*arguments), True
+            return *called(function, group, arguments), True
         return *self._compile(group, backend, specs, arguments, trace, key), False
 
     def holds(self, group: Any, host: Sequence[Any], arguments: Sequence[Any]) -> bool:
@@ -128,8 +129,8 @@ class Library:
         started = time.perf_counter()
         assert backend.ahead is not None
         try:
-            function, code = backend.ahead(trace, specs)
-            results = function(*arguments)
+            made, code = backend.ahead(trace, specs, len(group.group.weights))
+            function, results = called(made, group, arguments)
         except Untraceable as signal:
             number = next((i for i, step in enumerate(group.group.steps) if step is signal.step), None)
             if key and number is not None:
@@ -189,6 +190,23 @@ class Library:
                 return
             self._told.add(notice)
         warnings.warn(notice, ContextNotice, stacklevel=2)
+
+
+def called(function: Function, group: Any, arguments: Sequence[Any]) -> tuple[Function, Any]:
+    """A function with its last arguments, the weights of a group, given once and for all; and its results."""
+    values = group.group.weights
+    count = len(arguments) - len(values)
+    own, weights = arguments[:count], arguments[count:]
+    bound = getattr(function, "bound", None)
+    if bound is not None:
+        function = bound(weights, [group.all_constants[v] for v in values])
+    elif weights:
+        function = _with(function, weights)
+    return function, function(*own)
+
+
+def _with(function: Function, weights: Sequence[Any]) -> Function:
+    return lambda *arguments: function(*arguments, *weights)
 
 
 def compare(backend: Backend, data: bytes, arguments: Sequence[Any], results: Sequence[Any]) -> float:

@@ -23,7 +23,7 @@ def store(backend: Backend, fn: Callable[..., Any], specs: Specs) -> bytes:
     """
     assert backend.ahead is not None
     try:
-        code = backend.ahead(fn, specs)[1]()
+        code = backend.ahead(fn, specs, 0)[1]()
     except NotStorable as why:
         raise UnsupportedContext(backend.name, f"{why}.") from why
     key = function_key("", backend.fingerprint, specs, ())

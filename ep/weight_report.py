@@ -57,13 +57,17 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class WeightTotals:
-    """Counts and bytes of the weights of a session; `compiled_in` are constants too small to be arguments."""
+    """Counts and bytes of the weights of a session; `compiled_in` are constants too small to be arguments.
+
+    `kept_bytes` is what compiled code holds besides: weights in the layout and dtype that it computes in.
+    """
 
     count: int
     nbytes: int
     borrowed: int
     borrowed_bytes: int
     compiled_in: int
+    kept_bytes: int = 0
 
     def __str__(self) -> str:
         if not self.count:
@@ -72,14 +76,16 @@ class WeightTotals:
         copied = self.count - self.borrowed
         share = 100 if not copied else min(99, 100 * self.borrowed_bytes // self.nbytes) if self.nbytes else 0
         text = f"{counted(self.count, 'weight')}, {self.nbytes / 2**20:.1f} MiB: {share} % borrowed"
-        return text + (f", {copied} copied" if copied else "")
+        text += f", {copied} copied" if copied else ""
+        return text + (f"; {self.kept_bytes / 2**20:.1f} MiB as compiled code computes" if self.kept_bytes else "")
 
 
 class WeightTable(Sequence[Weight]):
     """The weights of a session, by position or by name. Prints itself as a table."""
 
-    def __init__(self, model: str, weights: Sequence[Weight], compiled_in: int) -> None:
+    def __init__(self, model: str, weights: Sequence[Weight], compiled_in: int, kept_bytes: int = 0) -> None:
         self._model, self._weights, self._compiled_in = model, tuple(weights), compiled_in
+        self._kept_bytes = kept_bytes
 
     @overload
     def __getitem__(self, key: int | str) -> Weight: ...
@@ -101,7 +107,12 @@ class WeightTable(Sequence[Weight]):
         """How many there are, and how many of them are borrowed."""
         borrowed = [w for w in self if w.is_borrowed]
         return WeightTotals(
-            len(self), sum(w.nbytes for w in self), len(borrowed), sum(w.nbytes for w in borrowed), self._compiled_in
+            count=len(self),
+            nbytes=sum(w.nbytes for w in self),
+            borrowed=len(borrowed),
+            borrowed_bytes=sum(w.nbytes for w in borrowed),
+            compiled_in=self._compiled_in,
+            kept_bytes=self._kept_bytes,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,14 +159,17 @@ def describe_weights(model: str, executable: Any, context: Any) -> WeightTable:
     """The weights of an executable and of its bodies; nothing is read."""
     found: dict[tuple[Any, str], Weight] = {}
     compiled_in: set[Any] = set()
+    kept: dict[int, int] = {}
     for owner, runnable in executable.every():
         group = runnable.group
         compiled_in.update(group.constants)
+        for function in list(getattr(runnable, "cache", {}).values()):
+            kept.update((id(array), array.nbytes) for array in getattr(function, "kept", ()))
         for value in group.weights:
             if (value, group.provider) not in found:
                 is_factor = value in group.factors
                 found[value, group.provider] = _weight(value, owner.constants, group.provider, is_factor, context)
-    return WeightTable(model, list(found.values()), len(compiled_in))
+    return WeightTable(model, list(found.values()), len(compiled_in), sum(kept.values()))
 
 
 def _weight(value: Any, constants: Mapping[Any, np.ndarray], provider: str, is_factor: bool, context: Any) -> Weight:

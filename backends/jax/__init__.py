@@ -86,7 +86,7 @@ def _backend(device: Any) -> Backend:
         start=lambda arrays: None,  # JAX starts by itself
         block=jax.block_until_ready,
         synchronize=_synchronize,
-        ahead=lambda function, specs: executable.ahead(device, rewrite(function), specs),
+        ahead=lambda function, specs, weights: executable.ahead(device, rewrite(function), specs, weights),
         deserialize=functools.partial(executable.deserialize, device),
         factor=_widened if on_cpu else lambda array: array,
         compiles_in_threads=True,

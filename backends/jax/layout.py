@@ -91,19 +91,19 @@ def _evaluate(closed: ClosedJaxpr, arguments: Sequence[_Value]) -> list[_Value]:
 
     for equation in jaxpr.eqns:
         values = [read(atom) for atom in equation.invars]
-        results = _apply(equation, values) or _bind(equation, [v.plain() for v in values])
+        results = _apply(equation, values) or map(_Value, bind(equation, [v.plain() for v in values]))
         env.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _bind(equation: Any, arrays: Sequence[Any]) -> list[_Value]:
-    """What the equation says, as JAX itself evaluates it."""
+def bind(equation: Any, arrays: Sequence[Any], params: dict[str, Any] | None = None) -> Sequence[Any]:
+    """What the equation says, as JAX itself evaluates it; with other parameters, if any are given."""
     primitive = equation.primitive
-    bound = primitive.get_bind_params(equation.params)
+    bound = primitive.get_bind_params(params or equation.params)
     functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a tuple before JAX 0.10
     with equation.ctx.manager:
         results = primitive.bind(*functions, *arrays, **params)
-    return [_Value(r) for r in (results if primitive.multiple_results else [results])]
+    return results if primitive.multiple_results else [results]
 
 
 def _apply(equation: Any, values: list[_Value]) -> list[_Value] | None:

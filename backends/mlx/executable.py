@@ -17,7 +17,9 @@ from ep.errors import EpError, ExecutionError
 from ep.program import Untraceable
 
 
-def ahead(compile_: Callable[[Function], Function], fn: Function, specs: Specs) -> tuple[Function, Code]:
+def ahead(
+    compile_: Callable[[Function], Function], fn: Function, specs: Specs, weights: int = 0
+) -> tuple[Function, Code]:
     """A function for arguments of these shapes and dtypes, and what gives MLX's exported graph of it."""
     return compile_(fn), lambda: export(fn, specs)
 
