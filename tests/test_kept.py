@@ -247,6 +247,14 @@ def test_little_is_kept_of_what_grows(monkeypatch):
     assert parts(function, [X], weights) is None
 
 
+def test_what_would_fill_the_machine_is_not_kept(monkeypatch):
+    function = lambda x, w: (x @ w.T,)  # noqa: E731
+    monkeypatch.setattr(prelude, "_memory", lambda: 4 * W.nbytes)
+    assert parts(function, [X], [W]) is not None
+    monkeypatch.setattr(prelude, "_memory", lambda: 4 * W.nbytes - 1)
+    assert parts(function, [X], [W]) is None
+
+
 def test_names_tell_computations_apart():
     def item(function, *weights):
         specs = [jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for a in (X, *weights)]

@@ -7,6 +7,7 @@ time of a small convolutional or recurrent net. As constants they would not be t
 from __future__ import annotations
 
 import hashlib
+import os
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from ep.backends.jax.layout import bind
 
 SPARE = 32 << 20  # bytes by which what is kept may exceed the weights that it stands for: 8-bit ones are widened
+SHARE = 0.25  # of the machine's memory: models whose weights would take more stay as they are in their files
 MOST = 8  # times the size of its weights, as 4 bits have in 32; what is larger is repeated rather than computed
 VIEWS = frozenset(("reshape", "squeeze", "expand_dims"))  # XLA does them for nothing
 
@@ -52,7 +54,7 @@ def split(closed: ClosedJaxpr, structure: Any, weights: int) -> Split | None:
         if more <= 0 or (more <= spare and _bytes(value) <= MOST * size):
             spare -= max(more, 0)
             kept.append((value, order))
-    if not kept:
+    if not kept or sum(_bytes(value) for value, _ in kept) > _memory() * SHARE:
         return None
     first = _needed(jaxpr, [value for value, _ in kept], ())
     later = _needed(jaxpr, [v for v in jaxpr.outvars if not isinstance(v, Literal)], kept)
@@ -130,6 +132,14 @@ def _wanted(equation: Any, operand: int) -> tuple[int, ...] | None:
     order = (*batch, *contracted, *free) if operand else (*batch, *free, *contracted)
     moved = [axis for axis in order if shape[axis] != 1]
     return order if moved != sorted(moved) else None
+
+
+def _memory() -> int:
+    """Bytes of this machine's memory, or of a small one's where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 8 << 30
 
 
 def _bytes(value: Any) -> int:
