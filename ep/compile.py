@@ -285,6 +285,7 @@ class CompiledGroup:
                 self._touch(key)
             return self._guarded(function, arguments)
         weights = self.place()
+        host = [np.array(value) for value in host]  # what is compiled keeps them: the caller may write into its own
         if self.cache and self.backend.compiles_nodes:
             with self._lock:
                 grown = self.variants.grown(key, shapes)

@@ -241,3 +241,20 @@ def test_constants_and_errors_reach_other_processes(value):
     here.send(value)
     again = there.recv()
     assert type(again) is type(value) and str(again) == str(value)
+
+
+@pytest.mark.parametrize("device", ["jax", "mlx"])
+def test_a_condition_in_memory_that_is_written_later(monkeypatch, device):
+    """What was compiled for a value keeps the value, not the caller's memory."""
+    pytest.importorskip(device)
+    monkeypatch.setenv("EP_ONNXRUNTIME_DEVICE", device)
+    text = """<ir_version: 8, opset_import: ["": 17]> g (bool[1] c, float[n] x) => (float[n] y) {
+        y = If (c) <then_branch = t () => (float[n] a) { a = Add(x, x) },
+                    else_branch = e () => (float[n] b) { b = Mul(x, x) }> }"""
+    session = ort.InferenceSession(parser.parse_model(text).SerializeToString())
+    x = np.array([3, 5], np.float32)
+    for turn in range(3):
+        for chosen, expected in ((True, x + x), (False, x * x)):
+            condition = np.array([chosen])
+            assert session.run(None, {"c": condition, "x": x})[0].tolist() == expected.tolist(), (turn, chosen)
+            condition[:] = not chosen
