@@ -272,3 +272,23 @@ def test_names_tell_computations_apart():
         lambda x, w: (x @ w[::-1],),
     ]
     assert len({same, *(item(function, square) for function in different)}) == 6
+
+
+def test_a_number_in_another_shape_has_nothing_behind_it():
+    """Quantized products reshape zero points that are written in the function itself."""
+
+    def function(x, w):
+        shift = jax.lax.reshape(np.float32(2), (1, 1))
+        return x @ w.T + shift, jax.lax.reshape(np.float32(3), (1,))
+
+    x, w = normal(2, SIZE), normal(SIZE, SIZE)
+    closed, out = jax.make_jaxpr(function, return_shape=True)(x, w)
+    assert any(
+        isinstance(e.invars[0], jax.extend.core.Literal) for e in closed.jaxpr.eqns if e.primitive.name == "reshape"
+    )
+    parts = prelude.split(closed, jax.tree.structure(out), 1)
+    assert parts is not None
+    for got, want in zip(
+        parts.main(x, *[a for a in (w,) if parts.raw], *parts.prelude(w)), function(x, w), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5)

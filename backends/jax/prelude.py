@@ -113,12 +113,11 @@ def _frontier(jaxpr: Any, cones: dict[Any, frozenset[int]], made_by: dict[Any, A
 
 def _behind_views(value: Any, made_by: dict[Any, Any]) -> Any:
     """What a value shows in another shape, or repeats: XLA does both without a copy."""
-    while value in made_by and (
-        made_by[value].primitive.name in VIEWS
-        or made_by[value].primitive.name == "broadcast_in_dim"
-        and not isinstance(made_by[value].invars[0], Literal)
-    ):
-        value = made_by[value].invars[0]
+    while value in made_by and made_by[value].primitive.name in (*VIEWS, "broadcast_in_dim"):
+        shown = made_by[value].invars[0]
+        if isinstance(shown, Literal):
+            break
+        value = shown
     return value
 
 
