@@ -286,11 +286,13 @@ class CompiledGroup:
             return self._guarded(function, arguments)
         weights = self.place()
         host = [np.array(value) for value in host]  # what is compiled keeps them: the caller may write into its own
-        if self.cache and self.backend.compiles_nodes:
+        if self.cache:
             with self._lock:
                 grown = self.variants.grown(key, shapes)
             if grown and not self.context.library.holds(self, host, [*arguments, *weights]):
-                return self._grown(key, grown, host, arguments, weights)
+                if self.backend.compiles_nodes:
+                    return self._grown(key, grown, host, arguments, weights)
+                return self._uncompiled(key, host, arguments, weights)
         if host and not self.variants.pays_host(key, shapes):
             return self._uncompiled(key, host, arguments, weights)
         with self._lock:
