@@ -20,7 +20,7 @@ def test_outputs_come_as_asked(ort, names):
     np.testing.assert_equal(results, [expected[name] for name in names or ("s", "p")])
 
 
-@pytest.mark.parametrize("kind", [set, frozenset, iter, list, dict.fromkeys, np.array], ids=str)
+@pytest.mark.parametrize("kind", [set, frozenset, iter, list, dict.fromkeys, np.array], ids=lambda kind: kind.__name__)
 def test_what_may_hold_names_of_outputs(ort, kind):
     """Sets, views of dictionaries, generators and arrays may; iterators and dictionaries may not."""
     session, names = load(ort, DOUBLE), kind(["y"])
