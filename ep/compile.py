@@ -23,7 +23,7 @@ from ep.partition import CONTROL, Group, partition
 from ep.placement import HOST, Facts, Placement, Placer
 from ep.program import Runner, Step, Untraceable, describe, to_host, walk
 from ep.seeds import derived_from
-from ep.variants import Axes, Past, Variants, contents, signature
+from ep.variants import Axes, Past, Variants, contents, copied, signature
 
 MAX_SIGNATURES = 128  # compiled callables kept per group; the least recently used one goes
 
@@ -285,7 +285,7 @@ class CompiledGroup:
                 self._touch(key)
             return self._guarded(function, arguments)
         weights = self.place()
-        host = [np.array(value) for value in host]  # what is compiled keeps them: the caller may write into its own
+        host = list(map(copied, host))  # what is compiled keeps them: the caller may write into its own
         if self.cache:
             with self._lock:
                 grown = self.variants.grown(key, shapes)

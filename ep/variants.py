@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 MAX_HOST = 16  # host values compiled per combination of shapes; more of them are run without compiling
 FEW_HOST = 2  # so many are compiled in any case, also where compiling does not pay
 STEADY = 2  # so often in a row without compiling, and a signature is no passing one
@@ -165,3 +167,10 @@ def contents(value: Any) -> Any:
     if value is None:
         return None
     return value.shape, value.dtype, tuple(value.flat) if value.dtype.kind == "O" else value.tobytes()
+
+
+def copied(value: Any) -> Any:
+    """A host value in memory of its own."""
+    if isinstance(value, list):
+        return list(map(copied, value))
+    return None if value is None else np.array(value)
