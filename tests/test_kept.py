@@ -264,6 +264,8 @@ def test_names_tell_computations_apart():
     square = normal(6, 6)
     same = item(lambda x, w: (x @ w.T,), square)
     assert item(lambda x, w: (-(x @ w.T),), square) == same
+    narrow, wide = (item(lambda x, w: (x.astype(w.dtype) @ w.T,), square.astype(dtype)) for dtype in ("f2", "f4"))
+    assert narrow != wide, "one weight may come in its own dtype or widened"
     different = [
         lambda x, w: (x @ (w.T * 2),),
         lambda x, w: (x @ (w.T * 3),),

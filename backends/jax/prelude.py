@@ -192,7 +192,7 @@ def _origin(
 ) -> tuple[str, tuple[int, ...]]:
     """How a value is computed, as a digest that is the same in every function that does, and from which weights."""
     value, order = kept
-    names: dict[Any, str] = {constants[number]: f"weight {i}" for i, number in enumerate(sources)}
+    names: dict[Any, str] = {constants[n]: f"weight {i} {constants[n].aval}" for i, n in enumerate(sources)}
     names.update((v, _content(array)) for v, array in consts.items())
 
     def name(v: Any) -> str:
