@@ -84,6 +84,7 @@ def opener(device: str) -> Callable[[Path, str], tuple[Callable[[Any], list[Any]
     warnings.simplefilter("ignore", ep.HostFallbackWarning)
     provider(device), provider("cpu")
     onnx.ModelProto.FromString(b"")
+    onnx.defs.has("Add")  # registers all schemas
     code_identity()
     spent = [0.0]
     first = ep.library.Library.first

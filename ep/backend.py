@@ -53,6 +53,7 @@ class Backend:
     # The function of stored code; where that cannot run in some thread, the other one, which it was made from, may.
     deserialize: Callable[[bytes, Function | None], Function] | None = None
     compiles_in_threads: bool = False  # several functions are compiled at a time faster than one after the other
+    loads_in_threads: bool = False  # stored code can be loaded beside Python, and takes long enough for that to pay
     checks_stored: bool = False  # stored code is another form of the function: its results are compared first
     handle: Callable[[Any], Any] = lambda array: (
         array

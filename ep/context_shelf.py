@@ -28,12 +28,18 @@ def registry_of(providers: Sequence[Any]) -> EpContextRegistry:
     return registry
 
 
-def shelve(library: Library, brought: Sequence[Brought], registry: EpContextRegistry, trust: bool) -> None:
-    """Put code that may be used on the library's shelf; tell at once what cannot serve, and later what might have."""
+def shelve(
+    library: Library, brought: Sequence[Brought], registry: EpContextRegistry, trust: bool, ahead: bool = False
+) -> None:
+    """Put code that may be used on the library's shelf; tell at once what cannot serve, and later what might have.
+
+    `ahead` begins to load it, so that this goes on while the session is made.
+    """
     shelf: dict[str, Code | Cut] = {}
+    usable: list[tuple[Any, Sequence[Code]]] = []
     withheld: dict[str, str] = {}
     for one in brought:
-        why = mismatch(one.container, registry)
+        provider, why = _maker(one.container, registry)
         if why:
             if one.container.codes:
                 warnings.warn(
@@ -44,22 +50,26 @@ def shelve(library: Library, brought: Sequence[Brought], registry: EpContextRegi
                 )
             continue
         shelf |= {cut.key: cut for cut in one.container.cuts}
-        for code in one.container.codes:
-            if trust:
-                shelf.setdefault(code.key, code)
-            else:
+        if trust:
+            shelf |= {code.key: code for code in one.container.codes if code.key not in shelf}
+            usable.append((provider.backend, one.container.codes))
+        else:
+            for code in one.container.codes:
                 withheld[code.key] = (
                     f"the compiled code of {one.name} was not used: code from a file can do whatever a program can. "
                     f"Its graph is compiled instead. If you trust the file, pass options={{'{TRUST}': True}}."
                 )
     library.shelf, library.withheld = shelf, withheld
+    if ahead:
+        for backend, codes in usable:
+            library.load_ahead(backend, codes)
 
 
-def mismatch(container: Container, registry: EpContextRegistry) -> str:
-    """Why the code of a container does not fit these providers, or ""."""
+def _maker(container: Container, registry: EpContextRegistry) -> tuple[Any, str]:
+    """The provider that made a container, and why its code does not fit here, or ""."""
     try:
         provider: Any = registry.find(container.source)
     except NoEpForContextSource:
-        return f"'{container.source}' made it, and this session has {', '.join(registry) or 'no such provider'}"
+        return None, f"'{container.source}' made it, and this session has {', '.join(registry) or 'no such provider'}"
     differing = differences(container.fingerprint, fingerprint(provider.backend))
-    return "it was made for " + ", ".join(differing) if differing else ""
+    return provider, "it was made for " + ", ".join(differing) if differing else ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from ep.program import Untraceable
 
 MOST_MADE = 1024  # functions that a session remembers for `save_context`; the oldest go
 GAIN = 2.0  # how many times faster than compiling loading must be, where it is measured
+MOST_LOADED_AHEAD = 4  # functions of a model that are loaded before one is called: more signatures are a choice of many
 WORTH = 0.005  # seconds of compiling from which storing pays
 
 
@@ -52,6 +54,7 @@ class Library:
     made: dict[str, Made] = field(default_factory=dict)
     cuts: dict[str, tuple[str, int]] = field(default_factory=dict)  # key → provider, number of the step
     refused: dict[str, str] = field(default_factory=dict)  # name of a group's first node → why it is not stored
+    loading: dict[str, Future[Function]] = field(default_factory=dict)  # key → what a thread loads meanwhile
     _told: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -74,6 +77,20 @@ class Library:
         if function is not None:
             return *called(function, group, arguments), True
         return *self._compile(group, backend, specs, arguments, trace, key), False
+
+    def load_ahead(self, backend: Backend, codes: Iterable[container.Code]) -> None:
+        """Begin to load stored code in threads, while the session is made; errors are for the first call to tell."""
+        few = [code for code in codes if self.shelf.get(code.key) is code]
+        if not backend.loads_in_threads or not 0 < len(few) <= MOST_LOADED_AHEAD:
+            return
+
+        def load(code: Any) -> Function:
+            with backend.scope():
+                return backend.deserialize(bytes(code), None)  # type: ignore[misc]
+
+        pool = ThreadPoolExecutor(2, "ep-load")
+        self.loading |= {code.key: pool.submit(load, code.code) for code in few}
+        pool.shutdown(wait=False)
 
     def holds(self, group: Any, host: Sequence[Any], arguments: Sequence[Any]) -> bool:
         """Whether a function for these arguments is stored, so that nothing has to be compiled."""
@@ -108,7 +125,8 @@ class Library:
         code = entry.code
         try:
             assert backend.deserialize is not None
-            function = backend.deserialize(bytes(code), trace)
+            begun = self.loading.pop(key, None)
+            function = begun.result() if begun else backend.deserialize(bytes(code), trace)
         except (RuntimeError, ValueError) as cause:
             self._tell(f"stored code could not be loaded ({type(cause).__name__}: {cause}); it is compiled again.")
             return None
@@ -154,6 +172,7 @@ class Library:
         """Drop compiled functions; what is stored of them stays."""
         with self._lock:
             self.made = {key: made for key, made in self.made.items() if not made.live}
+            self.loading.clear()
 
     def _keep(
         self,

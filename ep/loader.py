@@ -12,6 +12,7 @@ from ep.context_reader import CONTEXTS, expand
 from ep.errors import InvalidModel
 from ep.mapping import Content, read_only
 from ep.named_weights import attach
+from ep.proto_graphs import in_order
 from ep.structure import PROBLEMS, mend, understood
 from ep.weights import WeightStore, directories
 from ep.wire import skeleton
@@ -40,9 +41,9 @@ def load_model(
     maps = _take_map_types(proto.graph)
     with understood(name, problems):
         model = ir.serde.deserialize_model(proto)
-        model.graph.sort()
+        if not in_order(proto.graph):
+            model.graph.sort()
         model.graph.meta.update({MAP_TYPES: maps, CONTEXTS: brought, PROBLEMS: problems})
-    _check_text(model, name)
     wide_weights.read(proto, store)
     return model, store, name
 
@@ -119,19 +120,6 @@ def _check_envelope(proto: onnx.ModelProto, name: str) -> None:
     if not proto.opset_import:
         default = proto.opset_import.add()  # IR version 1 and 2 knew one opset only
         default.domain, default.version = "", 1
-
-
-def _check_text(model: ir.Model, name: str) -> None:
-    """Refuses names that are no UTF-8: protobuf hands them out as bytes, and nothing here expects that."""
-    for node in model.graph.all_nodes():
-        values = [v.name for v in (*node.inputs, *node.outputs) if v is not None]
-        for text in (node.op_type, node.domain, node.name, *values, *node.attributes):
-            if isinstance(text, bytes):
-                raise InvalidModel(
-                    f"{name} has a name that is not text: {text[:40]!r}.",
-                    why="names in ONNX are UTF-8.",
-                    fix="copy or export the model again; the file may be damaged.",
-                )
 
 
 def _take_map_types(graph: onnx.GraphProto) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ep.packed_constants import fuse_dequantization
 from ep.partition import EMBEDDED_BYTES
 from ep.program import Runner, Step
 from ep.registry import OPS, normal_domain
-from ep.string_labels import split_string_labels
+from ep.string_labels import INTEGER_LABELS, split_string_labels
 from ep.structure import understood
 from ep.weights import WeightStore
 
@@ -42,9 +42,13 @@ def bind(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
 
     check_opsets(model, name)
     binder = Binder(model, store)
+    nodes: list[ir.Node] = []
     with understood(name, binder.problems):
-        for rewrite in PASSES:
-            rewrite(model)
+        inline_functions(model)
+        for concerns, rewrite in PASSES:
+            if any(map(concerns, nodes := nodes or list(model.graph.all_nodes()))):
+                rewrite(model)
+                nodes = []
         bound = binder.bind(model.graph)
     refuse(binder, name)
     fuse_dequantization(bound)
@@ -172,12 +176,12 @@ def drop_dropout(model: ir.Model) -> None:
             graph.remove(node, safe=True)
 
 
-PASSES: tuple[Callable[[ir.Model], None], ...] = (
-    inline_functions,
-    outline_gradients,
-    split_string_labels,
-    lift_initializers,
-    drop_dropout,
+# Which nodes a rewrite is about, and the rewrite. Most models have none of them, and each rewrite walks all nodes.
+PASSES: tuple[tuple[Callable[[ir.Node], bool], Callable[[ir.Model], None]], ...] = (
+    (lambda node: node.op_type == "Gradient", outline_gradients),
+    (lambda node: node.op_type in INTEGER_LABELS, split_string_labels),
+    (lambda node: any(a.type.name in ("GRAPH", "GRAPHS") for a in node.attributes.values()), lift_initializers),
+    (lambda node: node.op_type == "Dropout", drop_dropout),
 )
 
 

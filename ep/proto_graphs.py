@@ -31,6 +31,23 @@ def walk(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield from each.node
 
 
+def in_order(graph: onnx.GraphProto, known: set[str] | None = None) -> bool:
+    """Whether each node comes after those that it reads, in subgraphs too; `known` are names from around the graph."""
+    known = {""} if known is None else known
+    own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    own |= {t.values.name for t in graph.sparse_initializer}
+    own -= known
+    known |= own
+    for node in graph.node:
+        if not known.issuperset(node.input) or not all(in_order(inner, known) for inner in subgraphs(node)):
+            return False
+        made = set(node.output) - known
+        own |= made
+        known |= made
+    known -= own
+    return True
+
+
 def outer_reads(node: onnx.NodeProto) -> list[str]:
     """The names that a node reads from the graph around it, also inside its subgraphs; each once, in order."""
     reads = dict.fromkeys(name for name in node.input if name)

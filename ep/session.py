@@ -89,13 +89,13 @@ class InferenceSession:
         model, store, self._name = load_model(
             source, weights, copy=own.get("weights") == "copy", sources=tuple(registry)
         )
+        self._options = ContextOptions.of(own)
+        library, eager = Library(open_cache(self._options.cache)), own.get("compile", "on") == "off"
+        shelve(library, model.graph.meta[CONTEXTS], registry, self._options.trust_native, ahead=not eager)
         graph = prepare(model, store, self._name)
         self._graph, self._model = graph, model
         self._store = store
-        self._options = ContextOptions.of(own)
-        library = Library(open_cache(self._options.cache))
-        shelve(library, model.graph.meta[CONTEXTS], registry, self._options.trust_native)
-        self._context = self._make_context(graph, library, eager=own.get("compile", "on") == "off")
+        self._context = self._make_context(graph, library, eager)
         # Overridable initializers are inputs with a default; all others must be fed.
         self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
         self.outputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.declared_outputs)

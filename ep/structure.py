@@ -149,6 +149,7 @@ class _Mender:
         """`produced` are names that exist before the nodes; each node adds its own, once."""
         for index, node in enumerate(nodes):
             what = f"node '{node.name or f'{node.op_type}_{index}'}' of {where}"
+            _check_text(node, what)
             if not node.op_type:
                 self.problems.append(f"{what} names no operator")
                 node.op_type = "?"
@@ -284,6 +285,20 @@ def dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
     array = np.zeros(size, values.dtype)
     array[linear] = values
     return array.reshape(shape)
+
+
+def _check_text(node: onnx.NodeProto, what: str) -> None:
+    """Refuses names that are no UTF-8: protobuf hands them out as bytes, and nothing here expects that."""
+    texts = [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
+    try:
+        "".join(texts)
+    except TypeError:
+        damaged = next(text for text in texts if isinstance(text, bytes))
+        raise InvalidModel(
+            f"{what} has a name that is not text: {damaged[:40]!r}.",
+            why="names in ONNX are UTF-8.",
+            fix="copy or export the model again; the file may be damaged.",
+        ) from None
 
 
 def _body_problems(node: onnx.NodeProto) -> Iterator[str]:

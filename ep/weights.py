@@ -52,6 +52,7 @@ class WeightStore:
         copy: bool = False,
     ) -> None:
         self._directories, self._copy = directories, copy
+        self._paths: dict[str, Path] = {}  # location → where it leads, looked at once
         self._sources: dict[str | Path, Source] = {} if own is None else {IN_FILE: Source.of(name, own)}
         self._wide: dict[tuple[str, int], Any] = {}  # location and offset of a tensor → its copy in a wider dtype
         self._lock = threading.Lock()
@@ -159,7 +160,8 @@ class WeightStore:
         location = str(tensor.location)
         if location in self._sources:
             return self._sources[location]
-        path = self._inside(location, tensor.name)
+        path = self._paths.get(location) or self._inside(location, tensor.name)
+        self._paths[location] = path
         return self._open(path, path, location, f"external data file '{location}' of '{tensor.name}' cannot be read.")
 
     def _inside(self, location: str, name: str | None) -> Path:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 
 import ml_dtypes
@@ -273,6 +274,38 @@ def test_code_of_a_file_is_not_run_unless_trusted(accelerator, tmp_path):
         got = session.run(None, {"x": X})
     assert len(caught) == 1 and (session.counters.loaded, session.counters.misses) == (0, 1)
     same(got, expected)
+
+
+@pytest.mark.parametrize(("options", "ahead"), [(TRUST, True), ({**TRUST, "compile": "off"}, False), ({}, False)])
+def test_trusted_code_is_loaded_while_the_session_is_made(options, ahead, tmp_path, monkeypatch):
+    require("jax")
+    from ep.backends.jax import executable
+
+    made, expected = saved(with_weight(), "jax", tmp_path, {"x": X})
+    began, load = [], executable._loaded
+    monkeypatch.setattr(executable, "_loaded", lambda *given: began.append(threading.current_thread()) or load(*given))
+    session = ep.load(made.model, "jax", options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ContextNotice)
+        same(session.run(None, {"x": X}), expected) if options else session.run(None, {"x": X})
+    assert bool(began) is ahead and threading.main_thread() not in began
+
+
+def test_trusted_code_that_does_not_load_is_compiled_again(tmp_path, monkeypatch):
+    require("jax")
+    from ep.backends.jax import executable
+
+    made, expected = saved(with_weight(), "jax", tmp_path, {"x": X})
+
+    def broken(*given):
+        raise RuntimeError("no such symbol")
+
+    monkeypatch.setattr(executable, "_loaded", broken)
+    session = ep.load(made.model, "jax", options=TRUST)
+    with pytest.warns(
+        ContextNotice, match=r"not be loaded \(RuntimeError: no such symbol\); it is compiled again"
+    ):
+        same(session.run(None, {"x": X}), expected)
 
 
 def test_the_users_own_cache_needs_no_trust(accelerator, tmp_path, monkeypatch):

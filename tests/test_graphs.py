@@ -30,6 +30,26 @@ def load(model: Any, device: str, mode: str) -> ep.InferenceSession:
         return ep.load(model, device, options={"compile": MODES[mode]})
 
 
+# Order.
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["main", "branch"])
+def test_nodes_may_come_in_any_order(device: str, mode: str, inside: bool) -> None:
+    """Exporters write such files, though the specification wants nodes sorted."""
+    body = "double = Add(x, x)\ny = Neg(double)"
+    if inside:
+        body = f"y = If (yes) <then_branch = t () => (float[n] r) {{ {body.replace('y =', 'r =')} }}, "
+        body += "else_branch = e () => (float[n] r) { r = Identity(x) }>"
+    model = parse(f"agraph (float[n] x, bool yes) => (float[n] y) {{ {body} }}")
+    graph = model.graph.node[0].attribute[0].g if inside else model.graph
+    first, second = graph.node
+    swapped = [onnx.NodeProto.FromString(node.SerializeToString()) for node in (second, first)]
+    del graph.node[:]
+    graph.node.extend(swapped)
+    (got,) = load(model, device, mode).run(None, {"x": RAMP, "yes": np.array(True)})
+    np.testing.assert_array_equal(got, -2 * RAMP)
+
+
 # If.
 
 

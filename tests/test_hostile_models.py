@@ -238,6 +238,19 @@ def test_bodies_that_do_not_fit_their_node(body, facts):
 FUNCTION = '<domain: "f", opset_import: ["": 21, "f": 1]>'
 
 
+@pytest.mark.parametrize("field", ["name", "op_type", "domain", "input", "output"])
+def test_a_name_that_is_no_text(field):
+    node = helper.make_node("Relu", ["x"], ["y"])
+    model = helper.make_model(helper.make_graph([node], "g", [], []))
+    written = model.graph.node[0]
+    if field in ("input", "output"):
+        getattr(written, field)[0] = "QQQQ"
+    else:
+        setattr(written, field, "QQQQ")
+    with pytest.raises(InvalidModel, match=r"has a name that is not text: b'\\xff\\xfe\\xfd\\xfc'"):
+        ep.load(model.SerializeToString().replace(b"QQQQ", b"\xff\xfe\xfd\xfc"), "host")
+
+
 def test_functions_that_call_each_other_for_ever():
     made = model(f"""g (float[n] x) => (float[n] y) {{ y = f.ping(x) }}
         {FUNCTION} ping(p) => (q) {{ q = f.pong(p) }} {FUNCTION} pong(p) => (q) {{ q = f.ping(p) }}""")

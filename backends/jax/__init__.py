@@ -90,6 +90,7 @@ def _backend(device: Any) -> Backend:
         deserialize=functools.partial(executable.deserialize, device),
         factor=_widened if on_cpu else lambda array: array,
         compiles_in_threads=True,
+        loads_in_threads=True,
         narrows=_WIDE,
         takes_numpy=True,
         compiles_nodes=True,
