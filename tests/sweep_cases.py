@@ -815,7 +815,8 @@ def dft(op: str, rng: Rng, opset: int, dtype: Any) -> Case | None:
         return None
     inverse = coin(rng)
     onesided = not inverse and coin(rng)
-    shape = (*shape_of(rng, 1, 2, empty=0), int(rng.integers(1, 6)), 1 if onesided or coin(rng) else 2)
+    length = int(rng.integers(1, 6) if coin(rng) else rng.integers(6, 70))
+    shape = (*shape_of(rng, 1, 2, empty=0), length, 1 if onesided or coin(rng) else 2)
     attributes = {"inverse": int(inverse), "onesided": int(onesided)}
     return Case(op, opset, [values(rng, dtype, shape, 0), None, np.array(-2, np.int64)], attributes, scale=32)
 

@@ -219,6 +219,23 @@ def test_an_equation_that_does_not_fit_its_inputs_is_refused():
         on_host("Einsum", 12, CUBE, equation="ijk,k->j")
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 32, 33, 50, 64])
+@pytest.mark.parametrize("onesided", [0, 1])
+def test_spectra_of_real_signals_of_any_length(xp, n, onesided):
+    x = np.random.default_rng(n).standard_normal((2, n, 3, 1)).astype(np.float32)
+    want = np.fft.fft(x[..., 0].astype(np.float64), axis=1)[:, : n // 2 + 1 if onesided else n]
+    got = call(xp, "DFT", 20, x, None, np.asarray(1), onesided=onesided)
+    np.testing.assert_allclose(got, np.stack([want.real, want.imag], -1), rtol=0, atol=4e-7 * n)
+
+
+def test_a_silent_frame_keeps_its_phases(xp):
+    """Vocoders divide both parts by each other: no coefficient of float32 numbers that is not zero becomes 0 + 0i."""
+    window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(20) / 20)).astype(np.float32)
+    signal = np.repeat(f(-0.02944175, -0.029441746, -0.11808011, 0.3)[:, None], 20, axis=1)
+    frames = call(xp, "STFT", 17, signal, np.asarray(5), window, np.asarray(20))
+    assert np.abs(frames).max(axis=-1).min() > 0
+
+
 def test_samples_follow_their_probabilities(xp):
     logits = np.log(f([0.1, 0.9], [0.5, 0.5]))
     drawn = call(xp, "Multinomial", 22, logits, sample_size=4000, seed=1.0, dtype=7)

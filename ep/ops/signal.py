@@ -11,6 +11,10 @@ from ep.ops.axes import at, axis_of, scalar
 from ep.ops.precision import in_wide, wide
 from ep.registry import Host, op
 
+# Real signals up to this length are transformed by a product. Vocoders divide by the real parts of such short frames,
+# and the butterflies of a fast transform may round small parts to zero: 0 / 0 all over an unvoiced passage.
+SHORT = 32
+
 
 @op("DFT", since=20)
 def dft(xp, x, dft_length: Host = None, axis: Host = None, *, inverse=0, onesided=0):
@@ -31,8 +35,15 @@ def _dft(xp: Any, x: Any, length: int | None, axis: int, inverse: bool, onesided
         length = 2 * (x.shape[axis] - 1) if length is None else length
         whole = _mirrored(xp, _fitted(xp, x, length // 2 + 1, axis), length, axis)
         return _transformed(xp, whole, axis, True)[..., :1]
-    y = _transformed(xp, _fitted(xp, x, x.shape[axis] if length is None else length, axis), axis, inverse)
-    return y[at(axis, slice(0, y.shape[axis] // 2 + 1))] if onesided else y
+    x = _fitted(xp, x, x.shape[axis] if length is None else length, axis)
+    n = x.shape[axis]
+    bins = n // 2 + 1 if onesided else n
+    if x.shape[-1] == 1 and not inverse and 0 < n <= SHORT:
+        return _product(xp, x, axis, bins)
+    if x.shape[-1] == 1 and not inverse and onesided and n:
+        return _parts(xp, xp.fft.rfft(x[..., 0], axis=axis))
+    y = _transformed(xp, x, axis, inverse)
+    return y[at(axis, slice(0, bins))] if onesided else y
 
 
 def _fitted(xp: Any, x: Any, length: int, axis: int) -> Any:
@@ -50,6 +61,20 @@ def _mirrored(xp: Any, x: Any, length: int, axis: int) -> Any:
     return xp.concatenate([x, half * xp.asarray(np.array([1, -1], xp.dtype_of(x)))], axis=axis)
 
 
+def _product(xp: Any, x: Any, axis: int, bins: int) -> Any:
+    """The first `bins` coefficients of a short real signal, as a product with the matrix of the transform."""
+    n, dtype = x.shape[axis], xp.dtype_of(x)
+    angles = 2 * np.pi / n * (np.outer(np.arange(n), np.arange(bins)) % n)
+    table = np.stack([np.cos(angles), -np.sin(angles)], axis=-1)
+    table[np.abs(table) < 1e-15] = 0  # sin(pi) and its like
+    y = xp.matmul(xp.moveaxis(x[..., 0], axis, -1), xp.asarray(table.reshape(n, 2 * bins).astype(dtype)))
+    return xp.moveaxis(xp.reshape(y, (*y.shape[:-1], bins, 2)), -2, axis)
+
+
+def _parts(xp: Any, y: Any) -> Any:
+    return xp.stack([xp.real(y), xp.imag(y)], axis=-1)
+
+
 def _transformed(xp: Any, x: Any, axis: int, inverse: bool) -> Any:
     if x.shape[axis] == 1:  # its transform is itself, which not all libraries know
         return x if x.shape[-1] == 2 else xp.concatenate([x, xp.zeros_like(x)], axis=-1)
@@ -58,7 +83,7 @@ def _transformed(xp: Any, x: Any, axis: int, inverse: bool) -> Any:
     if x.shape[-1] == 2:
         signal = signal + xp.astype(x[..., 1], kind) * 1j
     y = xp.fft.ifft(signal, axis=axis) if inverse else xp.fft.fft(signal, axis=axis)
-    return xp.stack([xp.real(y), xp.imag(y)], axis=-1)
+    return _parts(xp, y)
 
 
 @op("STFT", since=17)
