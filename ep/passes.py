@@ -10,7 +10,7 @@ import numpy as np
 from ep.binding import Binder, BoundGraph, captures
 from ep.bodies import InlineBody
 from ep.errors import EpError, InvalidModel, UnsupportedModel
-from ep.gradients import outline_gradients
+from ep.gradients import INTERNAL, outline_gradients
 from ep.packed_constants import fuse_dequantization
 from ep.partition import EMBEDDED_BYTES
 from ep.program import Runner, Step
@@ -45,6 +45,7 @@ def bind(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
     nodes: list[ir.Node] = []
     with understood(name, binder.problems):
         inline_functions(model)
+        find_internal(model, binder)
         for concerns, rewrite in PASSES:
             if any(map(concerns, nodes := nodes or list(model.graph.all_nodes()))):
                 rewrite(model)
@@ -153,6 +154,14 @@ def function_body(node: ir.Node, opset: int) -> Any:
     schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
     versions = [v for v in schema.function_opset_versions if v <= opset]
     return schema.get_function_with_opset_version(max(versions)) if versions else None
+
+
+def find_internal(model: ir.Model, binder: Binder) -> None:
+    """Operators that passes make are none that a model may use: nothing checks their attributes."""
+    if INTERNAL in model.graph.opset_imports:
+        for node in model.graph.all_nodes():
+            if node.domain == INTERNAL:
+                binder.unsupported.setdefault(f"{INTERNAL}::{node.op_type}", []).append(node.name or "")
 
 
 def lift_initializers(model: ir.Model) -> None:

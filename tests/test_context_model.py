@@ -302,9 +302,7 @@ def test_trusted_code_that_does_not_load_is_compiled_again(tmp_path, monkeypatch
 
     monkeypatch.setattr(executable, "_loaded", broken)
     session = ep.load(made.model, "jax", options=TRUST)
-    with pytest.warns(
-        ContextNotice, match=r"not be loaded \(RuntimeError: no such symbol\); it is compiled again"
-    ):
+    with pytest.warns(ContextNotice, match=r"not be loaded \(RuntimeError: no such symbol\); it is compiled again"):
         same(session.run(None, {"x": X}), expected)
 
 

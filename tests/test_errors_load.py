@@ -137,6 +137,13 @@ def test_an_unknown_domain():
     fails(UnsupportedModel, model, "com.example::Relu", "'f'", "@op(")
 
 
+@pytest.mark.parametrize("op", ["Unpack", "DequantizePacked", "Gradient"])
+def test_operators_of_passes_are_none_of_a_model(op):
+    model = graph(helper.make_node(op, ["x"], ["y"], name="f", domain="ep", dtype="__loader__", shape=[2]))
+    model.opset_import.append(helper.make_opsetid("ep", 1))
+    fails(EpError, model, f"ep::{op}", "'f'")
+
+
 def test_an_unknown_attribute():
     model = graph(helper.make_node("Relu", ["x"], ["y"], name="f", slope=0.5))
     fails(InvalidModel, model, "'f'", "unknown attribute 'slope'")
