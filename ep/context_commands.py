@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ep.context_cache import ContextNotice, Entry, open_cache
 from ep.errors import InvalidInput, counted
+from ep.summary import size as byte_size
 
 if TYPE_CHECKING:
     from ep.context_writer import Saved
@@ -92,7 +93,7 @@ class Compiled:
         partitions, functions = counted(saved.partitions, "partition"), counted(saved.functions, "compiled function")
         lines = [
             f"{files}: {partitions}, {functions} for {counted(self.signatures, 'signature')}, "
-            f"{saved.blob_bytes / 2**20:.2f} MiB; {self.compiled} compiled and {self.loaded} found in the cache, "
+            f"{byte_size(saved.blob_bytes)}; {self.compiled} compiled and {self.loaded} found in the cache, "
             f"in {self.seconds:.1f} s"
         ]
         return "\n".join([*lines, *map("note: {}".format, (*saved.left_out, *self.notices))])
@@ -177,18 +178,21 @@ class CacheReport:
 
     def __str__(self) -> str:
         if self.action == "clear":
-            return f"{self.directory}: {self.removed} entries removed"
+            return f"{self.directory}: {_entries(self.removed)} removed"
         total = sum(entry.size for entry in self.entries)
         lines = [
-            f"{self.directory}: {len(self.entries)} entries, {total / 2**20:.1f} MiB of at most "
-            f"{self.limit / 2**20:.0f} MiB"
+            f"{self.directory}: {_entries(len(self.entries))}, {byte_size(total)} of at most {byte_size(self.limit)}"
         ]
         lines += [
-            f"  {e.key[:12]}  {e.size / 2**10:9.1f} KiB  {time.strftime('%Y-%m-%d %H:%M', time.localtime(e.used))}  "
+            f"  {e.key[:12]}  {byte_size(e.size):>10}  {time.strftime('%Y-%m-%d %H:%M', time.localtime(e.used))}  "
             f"{source}  {made_for}"
             for e, (source, made_for) in zip(self.entries, self.facts, strict=False)
         ]
         return "\n".join(lines)
+
+
+def _entries(number: int) -> str:
+    return f"{number} {'entry' if number == 1 else 'entries'}"
 
 
 def look_at_cache(options: argparse.Namespace) -> CacheReport:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from ep.container import Boundary, Container, Partition, damaged, is_container, unpack
 from ep.errors import NoEpForContextSource
-from ep.proto_graphs import graphs, walk
+from ep.proto_graphs import graphs, rename, walk
 
 if TYPE_CHECKING:
     import onnx
@@ -185,7 +185,7 @@ class _Reader:
         self._match(node, "output", proto.output, inner.output, partition.outputs)
         self._unpack(node, inputs, partition.inputs)
         renamed = {old: new for old, new in zip((v.name for v in inner.input), inputs, strict=True) if old != new}
-        _rename(inner, renamed)
+        rename(inner, renamed)
         nodes = [n for n in inner.node if not all(o in makers and makers[o] == n for o in n.output)]
         inner.ClearField("node")
         inner.node.extend(nodes)
@@ -195,7 +195,7 @@ class _Reader:
         for name in sorted(fresh & self.names):
             renamed[name] = self._free_name(f"{node.partition}/{name}")
         self.names |= fresh | set(renamed.values())
-        _rename(inner, renamed)
+        rename(inner, renamed)
         graph.value_info.extend(info for info in inner.value_info if info.name in fresh | set(renamed.values()))
         makers |= {name: each for each in inner.node for name in each.output}
         return list(inner.node)
@@ -282,20 +282,6 @@ def defined(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (v.name for v in graph.input)
     yield from (t.name for t in graph.initializer)
     yield from (name for node in graph.node for name in node.output if name)
-
-
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Give values other names, in subgraphs too: a name means one value in all of them."""
-    if not names:
-        return
-    for each in graphs(graph):
-        for node in each.node:
-            for field in (node.input, node.output):
-                for index, name in enumerate(field):
-                    if name in names:
-                        field[index] = names[name]
-        for info in (*each.input, *each.output, *each.value_info):
-            info.name = names.get(info.name, info.name)
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,11 @@ import numpy as np
 from ep import context_weights
 from ep.backend import NotStorable
 from ep.container import Boundary, Code, Container, Cut, Partition, pack
-from ep.context_reader import DOMAIN, OP_TYPE, ORDER
+from ep.context_reader import DOMAIN, OP_TYPE, ORDER, defined
+from ep.context_slice import carriable
+from ep.context_types import tensor_info, tensor_type
 from ep.data_files import DataFile
-from ep.errors import UnsupportedContext
+from ep.errors import UnsupportedContext, counted
 from ep.identity import fingerprint
 from ep.library import Library
 from ep.loader import MAP_TYPES, map_type
@@ -29,7 +32,7 @@ from ep.one_opset import shared_opsets
 from ep.packing import write
 from ep.partition import Group
 from ep.placement import HOST
-from ep.proto_graphs import order, outer_reads, sliced, subgraphs, walk
+from ep.proto_graphs import graphs, order, outer_reads, rename, subgraphs, walk
 from ep.wire import LARGE
 
 if TYPE_CHECKING:
@@ -104,16 +107,16 @@ class _Writer:
         self.graph = self.proto.graph
         opsets, why = shared_opsets(source.model.graph)
         if why:
-            raise UnsupportedContext(source.providers[0].name, f"{source.name} has no single opset: {why}.")
+            raise UnsupportedContext.of_model(source.providers[0].name, source.name, f"it has no single opset: {why}.")
         for opset in self.proto.opset_import:
             opset.version = opsets[opset.domain]
         _restore_maps(source, self.graph)
         _modern(self.proto)
-        _lift_constants(self.graph, self.graph)
+        _lift_constants(self.graph, self.graph, Counter(n for each in graphs(self.graph) for n in defined(each)))
         context_weights.inline_attributes(self.proto, source.store)
         for index, node in enumerate(self.graph.node):
             node.metadata_props.add(key=ORDER, value=str(index))
-        self.types = {v.name: _tensor_type(v, source.dtypes) for v in source.dtypes if v.name}
+        self.types = {v.name: tensor_type(v, source.dtypes, opsets) for v in source.dtypes if v.name}
         self.weights = {t.name: t for t in self.graph.initializer}
         self.nodes: list[onnx.NodeProto] = []  # the EPContext nodes
         self.primaries: list[onnx.NodeProto] = []
@@ -128,32 +131,31 @@ class _Writer:
         for group in self.source.groups:
             if group.kind == HOST or group.provider not in makers or not group.outputs:
                 continue
-            why = self._cover_one(group, makers[group.provider], produced)
-            if why:
-                self.left_out.append(f"{len(group.steps)} nodes from '{group.steps[0].name}' stay as they are: {why}")
+            self._cover_one(group, makers[group.provider], produced)
         if not self.nodes:
-            raise UnsupportedContext(
+            raise UnsupportedContext.of_model(
                 self.source.providers[0].name,
-                f"nothing of {self.source.name} can be stored as a compiled function: "
-                + ("; ".join(self.left_out) or "all its nodes run on the host, or were computed at load")
-                + ".",
+                self.source.name,
+                ("; ".join(self.left_out) or "all its nodes run on the host, or were computed at load") + ".",
             )
         self._rebuild(produced)
 
-    def _cover_one(self, group: Group, source: str, produced: Mapping[str, onnx.NodeProto]) -> str:
-        """Why the group cannot be an EPContext node, or "" after it became one."""
+    def _cover_one(self, group: Group, source: str, produced: Mapping[str, onnx.NodeProto]) -> None:
+        """Make an EPContext node of what fits of a group, and note what does not."""
         import onnx
 
-        outputs = [v.name for v in group.outputs]
         border = {v.name for v in (*group.inputs, *group.host_inputs)} | self.weights.keys()
-        nodes, free = sliced(self.graph.node, produced, outputs, border)
-        inputs = [n for n in free if n not in self.weights] + [n for n in free if n in self.weights]
+        found = carriable(self.graph.node, produced, [v.name for v in group.outputs], border, self._carried)
+        nodes, outputs = found.nodes, found.outputs
+        inputs = [n for n in found.inputs if n not in self.weights] + [n for n in found.inputs if n in self.weights]
+        why = f"'{found.wrong[0]}' is no tensor of a type that EPContext nodes carry" if found.wrong else ""
         if not inputs:
-            return "it has no inputs"
-        wrong = [n for n in (*inputs, *outputs) if not (n in self.weights or self._carried(n))]
-        wrong += [n for n in inputs if n in self.weights and self._weight(n).dtype == "string"]
-        if wrong:
-            return f"'{wrong[0]}' is no tensor of a type that EPContext nodes carry"
+            why = why or "it has no inputs"
+        if why:
+            stay = counted(found.left if inputs else len(group.steps), "node")
+            self.left_out.append(f"{stay} from '{group.steps[0].name}' left as in the model: {why}")
+        if not inputs:
+            return
         name = f"{source.replace('.', '_')}_{len(self.nodes)}"
         before = [self._weight(n) if n in self.weights else self._boundary(n) for n in inputs]
         graph = self._portable(name, nodes, inputs, outputs)
@@ -167,9 +169,11 @@ class _Writer:
         _set(node, main_context=int(primary))
         self.primaries += [node] if primary else []
         self.nodes.append(node)
-        return ""
 
     def _carried(self, name: str) -> bool:
+        """Whether a node's border can carry a value: in its own type, or a weight as bytes."""
+        if name in self.weights:
+            return self._weight(name).dtype != "string"
         found = self.types.get(name)
         return found is not None and found[0] in CARRIED
 
@@ -272,38 +276,7 @@ class _Writer:
             except NotStorable as why:
                 self.left_out.append(f"a compiled function is not stored: {why}")
         self.left_out += [f"the code of '{node}' is not stored: {why}" for node, why in library.refused.items()]
-
-
-def tensor_info(name: str, dtype: str, shape: Sequence[int | None] | None) -> onnx.ValueInfoProto:
-    """The declaration of a tensor; unknown dimensions stay unknown."""
-    import onnx
-    import onnx_ir as ir
-
-    code = int(ir.DataType.from_numpy(np.dtype(dtype)))
-    return onnx.helper.make_tensor_value_info(name, code, shape)
-
-
-def _tensor_type(value: Any, dtypes: Mapping[Any, np.dtype | None]) -> tuple[str, tuple[int | None, ...] | None] | None:
-    """Dtype name and shape of an `onnx_ir.Value`; None unless it is a tensor of a known numeric dtype."""
-    declared = value
-    while declared is not None and dtypes.get(declared) is None:
-        declared = _inner(declared)  # the schemas of If, Loop and Scan do not tell, their bodies do
-    dtype = dtypes.get(declared)
-    if dtype is None or dtype.hasobject or type(declared.type).__name__ in ("SequenceType", "OptionalType"):
-        return None
-    shape = None if value.shape is None else tuple(d if isinstance(d, int) else None for d in value.shape)
-    return dtype.name, shape if shape is None or all(d is None or d >= 0 for d in shape) else None
-
-
-def _inner(value: Any) -> Any:
-    """What a node with a body returns as this value of it, or None."""
-    node = value.producer()
-    if node is None:
-        return None
-    bodies = {n: a.value for n, a in node.attributes.items() if n in ("then_branch", "else_branch", "body")}
-    body = next(iter(bodies.values()), None)
-    index = node.outputs.index(value) + (node.op_type == "Loop")
-    return body.outputs[index] if body is not None and index < len(body.outputs) else None
+        self.left_out[:] = dict.fromkeys(self.left_out)  # each once
 
 
 def _restore_maps(source: Source, graph: onnx.GraphProto) -> None:
@@ -322,18 +295,26 @@ def _modern(proto: onnx.ModelProto) -> None:
         proto.ir_version = 4
 
 
-def _lift_constants(graph: onnx.GraphProto, main: onnx.GraphProto) -> None:
-    """Large constants of nodes are weights: they become initializers of the main graph."""
-    kept = []
+def _lift_constants(graph: onnx.GraphProto, main: onnx.GraphProto, names: Counter[str]) -> None:
+    """Large constants of nodes are weights: they become initializers of the main graph.
+
+    `names` counts who defines a name: branches may give one to different things, the main graph may not.
+    """
+    kept, returned = [], {v.name for v in graph.output if graph is not main}
     for node in graph.node:
         for subgraph in subgraphs(node):
-            _lift_constants(subgraph, main)
+            _lift_constants(subgraph, main, names)
         tensor = node.attribute[0].t if node.op_type == "Constant" and node.attribute[0].name == "value" else None
-        if tensor is not None and not node.domain and _nbytes(tensor) > LARGE:
-            tensor.name = node.output[0]
-            main.initializer.append(tensor)
-        else:
+        if tensor is None or node.domain or _nbytes(tensor) <= LARGE or node.output[0] in returned:
             kept.append(node)
+            continue
+        name = tensor.name = node.output[0]
+        while names[tensor.name] > (tensor.name == name):
+            tensor.name += "_"
+        if tensor.name != name:
+            names[tensor.name] = 1
+            rename(graph, {name: tensor.name})
+        main.initializer.append(tensor)
     if len(kept) < len(graph.node):
         graph.ClearField("node")
         graph.node.extend(kept)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from ep.registry import Lowering
+from ep.registry import Lowering, Rule
 
 STRING = np.dtype(object)
 
@@ -93,11 +93,12 @@ def _word(dtype: np.dtype) -> str:
     return "string" if dtype == STRING else dtype.name
 
 
-def _by_rule(
-    rule: int | str | Callable[[dict[str, Any]], str],
-    attributes: dict[str, Any],
-    inputs: Sequence[np.dtype | None],
-) -> np.dtype | None:
+def named_by(attribute: str, otherwise: int | str) -> Rule:
+    """The rule of an output whose dtype an attribute names; without that, the one of an input, or a certain one."""
+    return lambda attributes: attribute if attributes.get(attribute) else otherwise
+
+
+def _by_rule(rule: Rule, attributes: dict[str, Any], inputs: Sequence[np.dtype | None]) -> np.dtype | None:
     if callable(rule):
         rule = rule(attributes)
     if isinstance(rule, int):

@@ -122,15 +122,20 @@ class NoEpForContextSource(UnsupportedModel):
 
 
 class UnsupportedContext(UnsupportedModel):
-    """A provider was asked to save or load a compiled context but has no compile step."""
+    """A provider was asked to save or load a compiled context but has no compile step, or the model has nothing."""
 
-    def __init__(self, ep: str, why: str = "") -> None:
+    def __init__(self, ep: str, why: str = "", what: str = "") -> None:
         self.ep = ep
         super().__init__(
-            f"provider {ep!r} can neither save nor load a compiled context.",
+            what or f"provider {ep!r} can neither save nor load a compiled context.",
             why=why or "it has no compiled form that can be stored.",
-            fix="use the original model with this provider.",
+            fix="use the original model" + ("." if what else " with this provider."),
         )
+
+    @classmethod
+    def of_model(cls, ep: str, name: str, why: str) -> UnsupportedContext:
+        """The error for a model of which nothing can be stored."""
+        return cls(ep, why, f"nothing of {name} can be stored as a compiled function.")
 
 
 # Arguments.

@@ -71,6 +71,7 @@ class Library:
         backend = group.backend
         specs = specs_of(backend, arguments)
         if specs is None or backend.ahead is None:
+            self.refused[group.group.steps[0].name] = "not all its arguments are tensors"
             return *called(backend.compile(trace), group, arguments), False
         key = self._key(group, backend, specs, host)
         function = self._find(key, backend, specs, group, trace) if key else None

@@ -104,3 +104,17 @@ def order(targets: Sequence[str], produced: Mapping[str, onnx.NodeProto]) -> lis
         todo.append((node, True))
         todo += [(produced[name], False) for name in reversed(outer_reads(node)) if name in produced]
     return nodes
+
+
+def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Give values other names, in subgraphs too: a name means one value in all of them."""
+    if not names:
+        return
+    for each in graphs(graph):
+        for node in each.node:
+            for field in (node.input, node.output):
+                for index, name in enumerate(field):
+                    if name in names:
+                        field[index] = names[name]
+        for info in (*each.input, *each.output, *each.value_info):
+            info.name = names.get(info.name, info.name)

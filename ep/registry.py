@@ -44,6 +44,7 @@ class Body:
     """Annotates a graph attribute: it arrives as a callable from arrays to a tuple of arrays."""
 
 
+Rule = int | str | Callable[[dict[str, Any]], int | str]  # of an output's dtype: see `Lowering.out`
 REQUIRED: Any = inspect.Parameter.empty
 
 
@@ -76,7 +77,7 @@ class Lowering:
     fn: Callable[..., Any]
     host_only: str | Callable[[dict[str, Any]], str] = ""
     random: bool = False
-    out: tuple[int | str | Callable[[dict[str, Any]], str], ...] = ()
+    out: tuple[Rule, ...] = ()
     inside: str | Callable[[dict[str, Any], Sequence[Any]], Any] = ""
     alias: bool = False
     inputs: tuple[str, ...] = field(init=False)
@@ -130,7 +131,7 @@ class OpRegistry:
         domain: str = "",
         host_only: str | Callable[[dict[str, Any]], str] = "",
         random: bool = False,
-        out: tuple[int | str | Callable[[dict[str, Any]], str], ...] = (),
+        out: tuple[Rule, ...] = (),
         inside: str | Callable[[dict[str, Any], Sequence[Any]], Any] = "",
         alias: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -79,9 +79,9 @@ def test_the_cache_is_listed_summed_up_and_cleared(model, capsys):
     told = json.loads(printed.out)
     assert code == 0 and told["entries"] == 1 and told["list"][0]["source"] == "ep.jax"
     assert told["directory"] == str(model.parent / "cache") and 0 < told["bytes"] <= told["limit_bytes"]
-    assert "1 entries" in run(capsys, "cache", "stats")[1].out
+    assert ": 1 entry," in run(capsys, "cache", "stats")[1].out
     assert "ep.jax" in run(capsys, "cache", "list")[1].out
-    assert "1 entries removed" in run(capsys, "cache", "clear")[1].out.replace("\n", " ")
+    assert ": 1 entry removed" in run(capsys, "cache", "clear")[1].out.replace("\n", " ")
     assert json.loads(run(capsys, "cache", "stats", "--json")[1].out)["entries"] == 0
 
 

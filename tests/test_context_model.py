@@ -56,7 +56,7 @@ def with_weight(array=WEIGHT):
 def saved(model, device, folder, feeds, embed=False, **options):
     """A context model of a session that ran these feeds, and what it answered."""
     onnx.save(model, folder / "model.onnx")
-    session = ep.load(folder / "model.onnx", device)
+    session = quiet(folder / "model.onnx", device)
     expected = session.run(None, feeds)
     return session.save_context(embed=embed, **options), expected
 
@@ -242,6 +242,29 @@ def test_large_constants_of_nodes_are_weights_too(accelerator, tmp_path):
     same(ep.load(made.model, accelerator, options=TRUST).run(None, {"x": X}), expected)
 
 
+def test_branches_may_call_different_weights_the_same(accelerator, tmp_path):
+    text = """
+    g (float[n, 8] x, bool more) => (float[n, 64] y) {
+        z = Relu(x)
+        y = If(more) <
+            then_branch = p () => (float[n, 64] u) { u = MatMul(z, w) },
+            else_branch = q () => (float[n, 64] v) { v = MatMul(z, w) }
+        >
+    }
+    """
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]>\n{text}')
+    for branch, weight in zip(model.graph.node[1].attribute, (WEIGHT, 2 * WEIGHT), strict=True):
+        constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(weight))
+        branch.g.node.insert(0, constant)
+    onnx.checker.check_model(model)
+    made, expected = saved(model, accelerator, tmp_path, {"x": X, "more": np.array(True)})
+    assert WEIGHT.tobytes()[:16] not in made.blobs[0].read_bytes()
+    session = ep.load(made.model, accelerator, options=TRUST)
+    same(session.run(None, {"x": X, "more": np.array(True)}), expected)
+    same(session.run(None, {"x": X, "more": np.array(False)}), [2 * expected[0]])
+    assert session.counters.loaded == 1
+
+
 @pytest.mark.parametrize("kind", ["INT4", "FLOAT8E4M3FN"])
 def test_weights_of_other_types_cross_as_bytes(kind, tmp_path):
     require("jax")
@@ -262,6 +285,60 @@ def test_weights_of_other_types_cross_as_bytes(kind, tmp_path):
     same(session.run(None, {"x": x}), expected)
     assert session.counters.misses == 0
     np.testing.assert_allclose(expected[0], x @ (codes.astype(np.float32) * 0.5), rtol=1e-4, atol=1e-4)
+
+
+# Borders that the node's schema lacks stay outside of it.
+
+BORDERS = {
+    "a result": ("float[n, 8] x", "float8e4m3fn[n, 8] y, float[n, 8] z", "a = Relu(x) y = Cast<to = 17>(a) z = Exp(a)"),
+    "an argument": (
+        "seq(float[n, 8]) x",
+        "float[m, 8] y",
+        "one = Constant<value = int64 {0}>() a = SequenceAt(x, one) b = Relu(a) y = Exp(b)",
+    ),
+    "both": (
+        "float8e4m3fn[n] x",
+        "float8e4m3fn[n] y",
+        "a = Cast<to = 1>(x) b = Relu(a) c = Exp(b) y = Cast<to = 17>(c)",
+    ),
+    "undeclared sequences": (
+        "float[n, 8] x",
+        "float[m, 8] y",
+        """one = Constant<value = int64 {1}>() zero = Constant<value = int64 {0}>()
+        a = Relu(x) s = SplitToSequence<axis = 0>(a, one) t = SequenceInsert(s, a) u = Identity(t)
+        c = SequenceAt(u, zero) found = NonZero(c) rows = Gather(found, zero) picked = Gather(c, rows)
+        v = SequenceInsert(u, picked) b = ConcatFromSequence<axis = 0>(v) y = Exp(b)""",
+    ),
+}
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_what_a_node_cannot_carry_stays_outside(border, tmp_path):
+    require("jax")
+    takes, gives, body = BORDERS[border]
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]>\ng ({takes}) => ({gives}) {{ {body} }}')
+    x = [X] if takes.startswith("seq") else X[0].astype(ml_dtypes.float8_e4m3fn) if "float8" in takes else X
+    made, expected = saved(model, "jax", tmp_path, {"x": x})
+    onnx.checker.check_model(str(made.model), full_check=True)
+    assert made.left_out and "is no tensor of a type that EPContext nodes carry" in made.left_out[0]
+    kinds = [n.op_type for n in onnx.load(made.model).graph.node]
+    assert "EPContext" in kinds and len(set(kinds)) > 1 and "Exp" not in kinds
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ContextNotice)
+        same(quiet(made.model, "jax", options=TRUST).run(None, {"x": x}), expected)
+
+
+@pytest.mark.parametrize("op", ["DequantizeLinear(x, half)", "Sub(x, x)"])
+def test_types_at_borders_are_known_where_no_model_declares_them(op, tmp_path):
+    require("jax")
+    text = f"""<ir_version: 11, opset_import: ["": 23]>
+    g (int8[n] x) => (float[m] y) <float half = {{0.5}}> {{
+        d = {op} at = NonZero(d) flat = Squeeze(at) picked = Gather(d, flat) f = Cast<to = 1>(picked) y = Exp(f)
+    }}"""
+    x = np.array([1, 0, 3], np.int8)
+    made, expected = saved(onnx.parser.parse_model(text), "jax", tmp_path, {"x": x})
+    assert made.left_out == ()
+    same(quiet(made.model, "jax", options=TRUST).run(None, {"x": x}), expected)
 
 
 # Trust, and other machines.
@@ -345,7 +422,9 @@ def test_a_graph_without_code_needs_no_notice(accelerator, tmp_path):
 
 def test_a_model_without_compiled_groups_is_refused(accelerator, tmp_path):
     onnx.save(parse("g (string[n] x) => (string[n] y) { y = StringConcat(x, x) }"), tmp_path / "m.onnx")
-    with pytest.raises(ep.UnsupportedModel, match="all its nodes run on the host"):
+    with pytest.raises(
+        ep.UnsupportedModel, match="nothing of m.onnx can be stored .*\n.*all its nodes run on the host"
+    ):
         quiet(tmp_path / "m.onnx", accelerator).save_context()
     with pytest.raises(InvalidInput, match="has no path"):
         ep.load(with_weight(), accelerator).save_context()

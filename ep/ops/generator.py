@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ep.dtypes import onnx_dtype
+from ep.dtypes import named_by, onnx_dtype
 from ep.errors import InvalidInput
 from ep.ops.axes import ints, scalar
 from ep.ops.precision import is_float, wide, wide_dtype
@@ -58,7 +58,7 @@ def constant_of_shape(xp, shape: Host, *, value=None):
     return xp.full(ints(shape), value.reshape(-1)[0].item(), dtype=value.dtype)
 
 
-@op("EyeLike", since=9)
+@op("EyeLike", since=9, out=(named_by("dtype", 0),))
 def eye_like(xp, x: ShapeOf, *, dtype=None, k=0):
     rows, columns = x.shape
     return xp.eye(rows, columns, k=k, dtype=onnx_dtype(dtype) if dtype else xp.dtype_of(x))
@@ -84,36 +84,36 @@ def range_27(xp, start: Host, limit: Host, delta: Host, *, stash_type=1):
 # Random numbers
 
 
-@op("RandomNormal", random=True)
+@op("RandomNormal", random=True, out=(named_by("dtype", "float"),))
 def random_normal(xp, *, shape, mean=0.0, scale=1.0, dtype=1, seed=None):
     return xp.random_normal(tuple(shape), seed_of(seed), mean, scale, onnx_dtype(dtype))
 
 
-@op("RandomNormalLike", random=True)
+@op("RandomNormalLike", random=True, out=(named_by("dtype", 0),))
 def random_normal_like(xp, x: ShapeOf, *, mean=0.0, scale=1.0, dtype=None, seed=None):
     dtype = onnx_dtype(dtype) if dtype else xp.dtype_of(x)
     return xp.random_normal(tuple(x.shape), seed_of(seed), mean, scale, dtype)
 
 
-@op("RandomUniform", random=True)
+@op("RandomUniform", random=True, out=(named_by("dtype", "float"),))
 def random_uniform(xp, *, shape, low=0.0, high=1.0, dtype=1, seed=None):
     return xp.random_uniform(tuple(shape), seed_of(seed), low, high, onnx_dtype(dtype))
 
 
-@op("RandomUniformLike", random=True)
+@op("RandomUniformLike", random=True, out=(named_by("dtype", 0),))
 def random_uniform_like(xp, x: ShapeOf, *, low=0.0, high=1.0, dtype=None, seed=None):
     dtype = onnx_dtype(dtype) if dtype else xp.dtype_of(x)
     return xp.random_uniform(tuple(x.shape), seed_of(seed), low, high, dtype)
 
 
-@op("Bernoulli", since=15, random=True)
+@op("Bernoulli", since=15, random=True, out=(named_by("dtype", 0),))
 def bernoulli(xp, x, *, dtype=None, seed=None):
     numbers = xp.random_uniform(x.shape, seed_of(seed), 0.0, 1.0, np.float32)
     hit = xp.astype(numbers, wide_dtype(xp.dtype_of(x))) < wide(xp, x)
     return xp.astype(hit, onnx_dtype(dtype) if dtype else xp.dtype_of(x))
 
 
-@op("Multinomial", since=7, random=True)
+@op("Multinomial", since=7, random=True, out=(named_by("dtype", "int32"),))
 def multinomial(xp, x, *, dtype=6, sample_size=1, seed=None):
     """Where a uniform number falls between the running sums of the probabilities."""
     limits = xp.cumsum(xp.softmax(wide(xp, x), axis=1), axis=1)
@@ -124,6 +124,8 @@ def multinomial(xp, x, *, dtype=6, sample_size=1, seed=None):
 
 
 # Windows of signal processing
+
+WINDOW = (named_by("output_datatype", "float"),)
 
 
 def window(*coefficients: float) -> Callable[..., Any]:
@@ -138,12 +140,12 @@ def window(*coefficients: float) -> Callable[..., Any]:
     return lowering
 
 
-op("HannWindow", since=17)(window(0.5, -0.5))
-op("HammingWindow", since=17)(window(25 / 46, -21 / 46))
-op("BlackmanWindow", since=17)(window(0.42, -0.5, 0.08))
+op("HannWindow", since=17, out=WINDOW)(window(0.5, -0.5))
+op("HammingWindow", since=17, out=WINDOW)(window(25 / 46, -21 / 46))
+op("BlackmanWindow", since=17, out=WINDOW)(window(0.42, -0.5, 0.08))
 
 
-@op("MelWeightMatrix", since=17)
+@op("MelWeightMatrix", since=17, out=WINDOW)
 def mel_weight_matrix(
     xp,
     num_mel_bins: Host,

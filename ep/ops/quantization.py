@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ep.dtypes import onnx_dtype
+from ep.dtypes import named_by, onnx_dtype
 from ep.ops.axes import at
 from ep.ops.windows import place
 from ep.registry import op
@@ -86,7 +86,7 @@ def _ratio(xp: Any, x: Any, scale: Any, precision: int) -> Any:
     return xp.astype(xp.divide(xp.astype(x, dtype), xp.astype(scale, dtype)), np.float32)
 
 
-@op("DequantizeLinear", since=10)
+@op("DequantizeLinear", since=10, out=(named_by("output_dtype", 1),))
 def dequantize_linear(xp, x, x_scale, x_zero_point=None, *, axis=1, block_size=0, output_dtype=0):
     dtype = onnx_dtype(output_dtype) if output_dtype else xp.dtype_of(x_scale)
     wide = np.float64 if dtype == np.float64 else np.float32

@@ -19,7 +19,7 @@ def sequence_empty(xp, *, dtype=None):
     return []
 
 
-@op("SequenceConstruct", since=11)
+@op("SequenceConstruct", since=11, out=(0,))
 def sequence_construct(xp, *inputs):
     return list(inputs)
 
@@ -29,7 +29,7 @@ def sequence_length(xp, sequence: ShapeOf):
     return np.asarray(len(sequence), np.int64)
 
 
-@op("SequenceAt", since=11)
+@op("SequenceAt", since=11, out=(0,))
 def sequence_at(xp, sequence, position: Host):
     return sequence[_position(position, len(sequence), len(sequence) - 1)]
 
@@ -68,7 +68,7 @@ def sequence_map(xp, sequence, *additional_inputs, body: Body, outputs: Outputs)
     return tuple([row[j] for row in rows] for j in range(outputs))
 
 
-@op("SplitToSequence", since=11)
+@op("SplitToSequence", since=11, out=(0,))
 def split_to_sequence(xp, x, split: Host = None, *, axis=0, keepdims=1):
     axis = axis_of(axis, x.ndim)
     n = x.shape[axis]
@@ -81,7 +81,7 @@ def split_to_sequence(xp, x, split: Host = None, *, axis=0, keepdims=1):
     return list(cut(xp, x, axis, ints(split)))
 
 
-@op("ConcatFromSequence", since=11)
+@op("ConcatFromSequence", since=11, out=(0,))
 def concat_from_sequence(xp, sequence, *, axis, new_axis=0):
     if not sequence:
         raise InvalidInput("ConcatFromSequence was given an empty sequence.", fix="give it one tensor or more.")
@@ -93,12 +93,12 @@ def concat_from_sequence(xp, sequence, *, axis, new_axis=0):
 # Optionals
 
 
-@op("Optional", since=15)
+@op("Optional", since=15, out=(0,))
 def optional(xp, x=None, *, type=None):
     return x
 
 
-@op("OptionalGetElement", since=15)
+@op("OptionalGetElement", since=15, out=(0,))
 def optional_get_element(xp, x):
     if x is None:
         raise InvalidInput("OptionalGetElement was given an empty optional.", fix="ask OptionalHasElement first.")
