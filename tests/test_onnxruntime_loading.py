@@ -86,6 +86,12 @@ def test_nodes_that_fail(ort, native):
     assert "FAIL : Non-zero status code returned while running Reshape node. Name:'rs'" in str(caught.value)
 
 
+def test_operator_sets_of_the_future(ort, native):
+    with pytest.raises(native.Fail, match="Current official support for domain ai.onnx is till opset 28") as caught:
+        ort.InferenceSession(content(DOUBLE, opsets='"": 99'), providers=CPU)
+    assert "ONNX Runtime only *guarantees* support for models stamped with official released" in str(caught.value)
+
+
 def test_a_declared_output_shape_does_not_bind(ort):
     (y,) = load(ort, "g (float[N] x) => (float[7] y) { y = Add(x, x) }").run(None, {"x": X[0]})
     assert y.shape == (3,)
@@ -98,8 +104,27 @@ def test_external_data(ort, native, tmp_path):
     (y,) = ort.InferenceSession(tmp_path / "m.onnx", providers=CPU).run(None, {"x": np.ones(4000, np.float32)})
     assert y[-1] == 4000
     (tmp_path / "m.data").rename(tmp_path / "moved.data")
-    with pytest.raises(native.Fail, match="External data path validation failed for initializer"):
+    with pytest.raises(native.Fail, match="External data path validation failed for initializer: w. Error: ") as caught:
         ort.InferenceSession(tmp_path / "m.onnx", providers=CPU)
+    assert str(caught.value).endswith(f'External data path does not exist: "{tmp_path / "m.data"}"')
+
+
+def test_external_data_of_bytes_lie_in_the_working_directory(ort, native, tmp_path, monkeypatch):
+    model = parsed("g (float[300] x) => (float[300] y) { y = Add(x, w) }")
+    model.graph.initializer.append(numpy_helper.from_array(np.arange(300, dtype=np.float32), "w"))
+    (tmp_path / "inner").mkdir()
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    data = (tmp_path / "m.onnx").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    (y,) = ort.InferenceSession(data, providers=CPU).run(None, {"x": np.ones(300, np.float32)})
+    np.testing.assert_equal(y, np.arange(1, 301))
+    monkeypatch.chdir(tmp_path / "inner")
+    with pytest.raises(native.Fail, match="initializer: w. Error: External data path for model loaded from bytes esca"):
+        ort.InferenceSession(data, providers=CPU)
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = "../m.data"
+    with pytest.raises(native.Fail, match="External data path validation failed for initializer: w"):
+        ort.InferenceSession(model.SerializeToString(), providers=CPU)
 
 
 # Providers.

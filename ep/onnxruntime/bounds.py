@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ep.onnxruntime.errors import InvalidArgument, failure
+from ep.onnxruntime.errors import InvalidArgument, failure, in_node
 
 if TYPE_CHECKING:
     import onnx
@@ -57,6 +57,9 @@ def check(bound: Bound, entered: Mapping[str, Any]) -> None:
     wrong = next(index for index in indices.flat if not -size <= index < size)
     raise failure(
         InvalidArgument,
-        f"Non-zero status code returned while running Gather node. Name:'{bound.node}' Status Message: indices element "
-        f"out of data bounds, idx={wrong} must be within the inclusive range [{-size},{size - 1}]",
+        in_node(
+            "Gather",
+            bound.node,
+            f"indices element out of data bounds, idx={wrong} must be within the inclusive range [{-size},{size - 1}]",
+        ),
     )

@@ -28,8 +28,10 @@ def check(proto: onnx.ModelProto, where: str) -> None:
             raise failure(
                 Fail,
                 f"{where}ONNX Runtime only *guarantees* support for models stamped with official released onnx opset "
-                f"versions. Opset {version} is under development and support for this is limited: ep knows domain "
-                f"'{domain or 'ai.onnx'}' up to {NEWEST_OPSET[domain]}.",
+                f"versions. Opset {version} is under development and support for this is limited. The operator schemas "
+                "and or other functionality may change before next ONNX release and in this case ONNX Runtime will not "
+                f"guarantee backward compatibility. Current official support for domain {domain or 'ai.onnx'} is till "
+                f"opset {NEWEST_OPSET[domain]}.\n",
             )
     functions = {(function.domain, function.name) for function in proto.functions}
     _Checker(opsets, functions, where).graph(proto.graph, {})

@@ -67,16 +67,14 @@ _NODE = re.compile(r"node '(?P<name>.*?)' \((?:[\w.]*::)?(?P<op>\w+), opset")
 
 def while_running(error: EpError) -> Exception:
     """What a failed run raises: the node where it is known, and the whole text of the error."""
-    if isinstance(error, InvalidInput):
-        return failure(InvalidArgument, str(error))
+    kind = InvalidArgument if isinstance(error, InvalidInput) else Fail
     found = _NODE.search(str(error))
-    if found is None:
-        return failure(Fail, str(error))
-    return failure(
-        Fail,
-        f"Non-zero status code returned while running {found['op']} node. Name:'{found['name']}' "
-        f"Status Message: {error}",
-    )
+    return failure(kind, str(error) if found is None else in_node(found["op"], found["name"], str(error)))
+
+
+def in_node(op: str, name: str, reason: str) -> str:
+    """What onnxruntime says of a node that failed."""
+    return f"Non-zero status code returned while running {op} node. Name:'{name}' Status Message: {reason}"
 
 
 def while_loading(error: EpError, where: str) -> Exception:
@@ -84,7 +82,7 @@ def while_loading(error: EpError, where: str) -> Exception:
     if isinstance(error, UnsupportedModel):
         return failure(NotImplemented_, f"{where}Could not find an implementation: {error}")
     if isinstance(error, InvalidModel) and "external" in str(error):
-        return failure(Fail, f"{where}External data path validation failed for initializer: {error}")
+        return failure(Fail, f"External data path validation failed for initializer: {error}")
     if isinstance(error, InvalidModel):
         return failure(InvalidGraph, f"{where}This is an invalid model. {error}")
     return failure(EPFail, f"{where}{error}")

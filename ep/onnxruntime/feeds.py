@@ -14,7 +14,7 @@ import numpy as np
 
 from ep.onnxruntime.bounds import bounds, check
 from ep.onnxruntime.elements import NAMES, number_of, tensor_type
-from ep.onnxruntime.errors import Fail, InvalidArgument, failure
+from ep.onnxruntime.errors import Fail, InvalidArgument, failure, in_node
 from ep.onnxruntime.model import Dims, dims_of, element_of, is_string, overridable, type_string
 from ep.onnxruntime.pybind import STATE, incompatible
 from ep.onnxruntime.values import COrtValue
@@ -65,6 +65,8 @@ class Feeds:
         self.required_set = frozenset(self.required)
         self._optional = tuple(spec.name for spec in self.inputs if spec.kind == "optional")
         self._bounds = bounds(proto)
+        reads = [(name, (node.op_type, node.name)) for node in proto.graph.node for name in node.input]
+        self._readers = {name: node for name, node in reversed(reads) if name in self.required_set}
         self._plain = {name: spec for name, spec in self.known.items() if spec.kind == "tensor" and spec.rank >= 0}
 
     def check_names(self, feed: Mapping[str, Any]) -> None:
@@ -93,12 +95,17 @@ class Feeds:
             entered[name] = value if not is_string(spec.dtype) else as_strings(value)
         for name in self.required:
             if entered.get(name) is None:
-                raise failure(Fail, f"Missing Input: {name}")
+                raise failure(Fail, self._missing(name))
         for name in self._optional:
             entered.setdefault(name, None)
         for bound in self._bounds:
             check(bound, entered)
         return entered
+
+    def _missing(self, name: str) -> str:
+        """An input that is `None`, or not bound: the first node that reads it would say so."""
+        op, node = self._readers.get(name, ("", ""))
+        return in_node(op, node, f"Missing Input: {name}") if op else f"Missing Input: {name}"
 
     def _convert(self, name: str, value: Any) -> Any:
         if not isinstance(name, str):

@@ -15,7 +15,7 @@ import numpy as np
 
 from ep.onnxruntime.devices import COrtDevice, OrtDevice
 from ep.onnxruntime.elements import element_dtype
-from ep.onnxruntime.errors import Fail, InvalidArgument, failure
+from ep.onnxruntime.errors import Fail, InvalidArgument, failure, in_node
 from ep.onnxruntime.ortvalue import OrtValue
 from ep.onnxruntime.pybind import COLLECTION, STATE, unpicklable
 from ep.onnxruntime.values import COrtValue, OrtValueVector, readable
@@ -92,29 +92,41 @@ class SessionIOBinding:
         feed = self._inputs
         results = session.run_with_ort_values(feed, list(self._targets), options)
         self._results = [
-            placed(name, target, result) for (name, target), result in zip(self._targets.items(), results, strict=True)
+            placed(session, name, target, result)
+            for (name, target), result in zip(self._targets.items(), results, strict=True)
         ]
 
 
-def placed(name: str, target: COrtValue | COrtDevice, result: COrtValue) -> COrtValue:
+def placed(session: Any, name: str, target: COrtValue | COrtDevice, result: COrtValue) -> COrtValue:
     """A result where it was asked for: in bound memory, or on a device."""
     if isinstance(target, COrtDevice):
         if target.device_type() == COrtDevice.cpu() and result.device_name() != "cpu" and result.is_tensor():
             result.numpy()  # moves it
         return result
     if result.is_tensor() and target.shape() != result.shape():
-        asked, made = (",".join(map(str, value.shape())) for value in (target, result))
-        raise failure(
-            Fail,
-            f"The output OrtValue provided for output '{name}' has shape {{{asked}}} but the computed output shape "
-            f"for this run is {{{made}}}.",
-        )
+        raise failure(Fail, _wrong_shape(session, name, target.shape(), result.shape()))
     if target.is_tensor() and target.element_type() != result.element_type():
         raise failure(
-            Fail, f"Output '{name}' is {result.data_type()}, but the memory bound to it is {target.data_type()}."
+            InvalidArgument,
+            f"Unexpected output data type. Actual: ({target.data_type()}) , expected: ({result.data_type()})",
         )
     target._receive(result)
     return target
+
+
+def _wrong_shape(session: Any, name: str, asked: Sequence[int], made: Sequence[int]) -> str:
+    """Onnxruntime's message, in which the node that made an output refuses the memory given for it."""
+    node = next((node for node in session._opened.proto.graph.node if name in node.output), None)
+    op, label = ("", "") if node is None else (node.op_type, node.name)
+    bound, computed = (",".join(map(str, shape)) for shape in (asked, made))
+    refusal = failure(
+        InvalidArgument,
+        f"The output OrtValue provided for output '{name}' of node '{label}' ({op}) has shape {{{bound}}} but the "
+        f"computed output shape for this run is {{{computed}}}. When calling Run() with pre-allocated output OrtValues "
+        "on a model with dynamic output shapes, either supply unallocated output OrtValues or ensure the pre-allocated "
+        "shapes match the expected output shapes for each run.\n",
+    )
+    return in_node(op, label, str(refusal))
 
 
 def at_address(device: Any, element_type: Any, shape: Sequence[int], address: int) -> COrtValue:

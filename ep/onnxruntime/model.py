@@ -20,6 +20,7 @@ from ep.onnxruntime.elements import DTYPES, NAMES, STRING
 from ep.onnxruntime.errors import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, failure
 from ep.onnxruntime.pybind import STATE, anything, unpicklable
 from ep.onnxruntime.recent import MOST_BYTES, digest
+from ep.wire import IN_FILE, skeleton
 
 if TYPE_CHECKING:
     import onnx
@@ -113,10 +114,11 @@ def open_model(path: str | None, content: bytes | None, options: SessionOptions)
             f"{where}Unsupported model IR version: {proto.ir_version}, max supported IR version: {MAX_IR_VERSION}\n",
         )
     override_dimensions(proto.graph, options)
-    if not options._initializers and not options._files and FOLDER not in options._entries:
+    outside = _check_external(proto.graph, path, options)
+    changed = options._initializers or options._files or FOLDER in options._entries
+    if not changed and (path is not None or not outside):
         return Opened(path if path is not None else content, proto, where)
-    full = _full(path, content, options)
-    return Opened(full, proto, where)
+    return Opened(_full(path, content, options), proto, where)
 
 
 def identity(path: str | None, content: bytes | None, options: SessionOptions) -> Any:
@@ -136,6 +138,31 @@ def identity(path: str | None, content: bytes | None, options: SessionOptions) -
     return path, mark, changes, len(OPS)
 
 
+def _folder(path: str | None, options: SessionOptions) -> str:
+    """Where data files lie: the folder of the options, else that of the model, else the working directory."""
+    return options._entries.get(FOLDER, os.path.dirname(path or "") or os.curdir)
+
+
+def _check_external(graph: onnx.GraphProto, path: str | None, options: SessionOptions) -> bool:
+    """Whether initializers lie outside the model file; `Fail` if one of their files is not there."""
+    folder, found = os.path.abspath(_folder(path, options)), False
+    for tensor in graph.initializer:
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), IN_FILE)
+        if location == IN_FILE or tensor.name in options._initializers:
+            continue
+        found = True
+        if location in options._files or os.path.exists(os.path.join(folder, location.replace("\0", "?"))):
+            continue
+        escapes = "External data path for model loaded from bytes escapes working directory. " if path is None else ""
+        where = os.path.join(folder, location)
+        raise _unusable(tensor.name, f'{escapes}External data path does not exist: "{where}"')
+    return found
+
+
+def _unusable(name: str, reason: object) -> Exception:
+    return failure(Fail, f"External data path validation failed for initializer: {name}. Error: {reason}")
+
+
 def _small(path: str) -> bool:
     return Path(path).is_file() and Path(path).stat().st_size <= MOST_BYTES
 
@@ -143,8 +170,6 @@ def _small(path: str) -> bool:
 def _parse(data: Any, where: str) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
-
-    from ep.wire import skeleton
 
     try:
         return onnx.ModelProto.FromString(skeleton(data))
@@ -174,29 +199,39 @@ def override_dimensions(graph: onnx.GraphProto, options: SessionOptions) -> None
 def _full(path: str | None, content: bytes | None, options: SessionOptions) -> onnx.ModelProto:
     """The whole model with the initializers of the options in place of its own."""
     import onnx
-    from onnx import external_data_helper, numpy_helper
+    from onnx import numpy_helper
 
     if path is not None:
         model = onnx.load(path, load_external_data=False)
     else:
         model = onnx.ModelProto.FromString(content or b"")
-    directory = options._entries.get(FOLDER, os.path.dirname(path or ""))
+    directory = _folder(path, options)
     for tensor in model.graph.initializer:
         replacement = options._initializers.get(tensor.name)
         if replacement is not None:
             value = getattr(replacement, "_ortvalue", replacement)
             tensor.CopyFrom(numpy_helper.from_array(value._view(), tensor.name))
         elif tensor.data_location == onnx.TensorProto.EXTERNAL:
-            place = external_data_helper.ExternalDataInfo(tensor)
-            if place.location in options._files:
-                start = place.offset or 0
-                end = start + place.length if place.length else None
-                tensor.raw_data = bytes(options._files[place.location][start:end])
-                del tensor.external_data[:]
-                tensor.data_location = onnx.TensorProto.DEFAULT
-            elif path is not None or FOLDER in options._entries:
-                external_data_helper.load_external_data_for_tensor(tensor, directory)
+            try:
+                _bring(tensor, options, directory)
+            except (OSError, ValueError, onnx.checker.ValidationError) as cause:
+                raise _unusable(tensor.name, cause) from cause
     return model
+
+
+def _bring(tensor: onnx.TensorProto, options: SessionOptions, directory: str) -> None:
+    """Puts the data of a tensor that lie in a file, or in memory that the options name, into the model."""
+    from onnx import external_data_helper
+
+    place = external_data_helper.ExternalDataInfo(tensor)
+    if place.location not in options._files:
+        external_data_helper.load_external_data_for_tensor(tensor, directory)
+        return
+    start = place.offset or 0
+    end = start + place.length if place.length else None
+    tensor.raw_data = bytes(options._files[place.location][start:end])
+    del tensor.external_data[:]
+    tensor.data_location = tensor.DEFAULT
 
 
 # What is declared.
