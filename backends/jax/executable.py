@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun, subjaxprs
 from jaxlib import xla_client
 
 from ep.backend import Code, Function, NotStorable, Specs
@@ -31,14 +31,14 @@ def ahead(device: Any, fn: Function, specs: Specs, weights: int = 0) -> tuple[Fu
         whole = jaxpr_as_fun(closed)
         fn = lambda *arrays: jax.tree.unflatten(structure, whole(*arrays))  # noqa: E731  (tracing took a while)
     if parts is None:
-        compiled = _compile(fn, arguments)
+        compiled = _compile(device, fn, arguments)
         return compiled, lambda: _serialized(device, compiled)
     constants = arguments[len(arguments) - weights :]
     sources = [constants[i] for i in parts.sources]
-    first = _compile(parts.prelude, sources, ONCE)
+    first = _compile(device, parts.prelude, sources, ONCE)
     raw = [constants[i] for i in parts.raw]
     later = _compile(
-        parts.main, [*arguments[: len(arguments) - weights], *raw, *jax.eval_shape(parts.prelude, *sources)]
+        device, parts.main, [*arguments[: len(arguments) - weights], *raw, *jax.eval_shape(parts.prelude, *sources)]
     )
     plan = Plan(weights, parts.sources, parts.raw, parts.items)
     return WithKept(plan, first, later), lambda: pair(plan, _serialized(device, first), _serialized(device, later))
@@ -52,15 +52,28 @@ ONCE = {
 }
 
 
-def _compile(fn: Function, arguments: Any, options: dict[str, Any] | None = None) -> Any:
+# Compiles language models up to four times faster, and what comes out is as fast (measured on 60 models), but for
+# convolutions: XLA writes loops for some of them, which took up to a third longer.
+WITHOUT_CONVOLUTIONS = {"xla_backend_optimization_level": 2}
+
+
+def _compile(device: Any, fn: Function, arguments: Any, options: dict[str, Any] | None = None) -> Any:
     # Unused arguments stay, or the stored executable would take fewer than the function.
-    lowered = jax.jit(fn, keep_unused=True).lower(*arguments)
+    traced = jax.jit(fn, keep_unused=True).trace(*arguments)
+    lowered = traced.lower()
+    if options is None and device.platform == "cpu" and not _convolves(traced.jaxpr.jaxpr):
+        options = WITHOUT_CONVOLUTIONS
     try:
         return lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError:
         if options is None:
             raise
         return lowered.compile()  # an option that this version does not have
+
+
+def _convolves(jaxpr: Any) -> bool:
+    own = any(equation.primitive is jax.lax.conv_general_dilated_p for equation in jaxpr.eqns)
+    return own or any(map(_convolves, subjaxprs(jaxpr)))
 
 
 def _serialized(device: Any, compiled: Any) -> bytes:
