@@ -13,6 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,13 +43,17 @@ class Entry:
 
 
 def default_directory() -> Path:
-    """The user's cache directory, as the platform wants it."""
-    home = Path.home()
+    """The user's cache directory, as the platform wants it.
+
+    Raises:
+        RuntimeError: the user has no home, as in some containers.
+    """
     if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "ep-runtime"
+        return Path.home() / "Library" / "Caches" / "ep-runtime"
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "ep-runtime" / "Cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "ep-runtime"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "ep-runtime" / "Cache"
+    base = os.environ.get("XDG_CACHE_HOME", "")  # one that is not absolute does not count
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "ep-runtime"
 
 
 def open_cache(setting: str = "auto") -> Cache | None:
@@ -58,8 +63,25 @@ def open_cache(setting: str = "auto") -> Cache | None:
         InvalidInput: the directory belongs to another user, or others may write to it.
     """
     if setting == "auto":
-        setting = os.environ.get(VARIABLE) or str(default_directory())
-    return None if setting == "off" else Cache(Path(setting).expanduser())
+        setting = os.environ.get(VARIABLE, "")
+    if setting == "off":
+        return None
+    try:
+        return Cache(Path(setting).expanduser() if setting else default_directory())
+    except RuntimeError as error:  # no home
+        refused = InvalidInput(
+            "the cache has no directory.", why=str(error), fix=f"set {VARIABLE} to a path, or 'off'."
+        )
+    except InvalidInput as error:
+        refused = error
+    if setting:
+        raise refused
+    _notify(f"compiled code is not kept: {refused}")  # nobody asked for it
+    return None
+
+
+def _notify(text: str) -> None:
+    warnings.warn(text, ContextNotice, stacklevel=3)
 
 
 class Cache:
@@ -79,7 +101,7 @@ class Cache:
             facts = self.directory.stat()
         except OSError:
             return  # it does not exist yet
-        if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if not _private(facts):
             raise InvalidInput(
                 f"the cache directory '{self.directory}' is not safe.",
                 why="it belongs to another user, or others may write to it; compiled code is run from there.",
@@ -98,10 +120,13 @@ class Cache:
         try:
             data = path.read_bytes()
             facts = path.stat()
-            if time.time() - facts.st_mtime > _TOUCH:
-                os.utime(path)
         except OSError:
             return None
+        if hasattr(os, "getuid") and not _private(facts):
+            return None  # it is not of this user
+        if time.time() - facts.st_mtime > _TOUCH:
+            with suppress(OSError):  # of a directory that is only read
+                os.utime(path)
         try:
             found = next((entry for entry in unpack(data).entries() if entry.key == key), None)
             why = "it holds another function."
@@ -136,7 +161,9 @@ class Cache:
             self.sweep()
 
     def _write(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.directory, path.parent.parent, path.parent):  # private, whatever the umask
+            folder.mkdir(mode=0o700, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -185,6 +212,11 @@ def _listed(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _private(facts: os.stat_result) -> bool:
+    """Whether this user or root has it, and nobody else may write to it."""
+    return facts.st_uid in (0, os.getuid()) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _facts(path: Path) -> os.stat_result | None:

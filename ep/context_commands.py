@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ep.context_cache import ContextNotice, Entry, open_cache
+from ep.context_cache import VARIABLE, ContextNotice, Entry, open_cache
 from ep.errors import InvalidInput, counted
 from ep.summary import size as byte_size
 
@@ -201,7 +201,7 @@ def look_at_cache(options: argparse.Namespace) -> CacheReport:
     if cache is None:
         raise InvalidInput(
             "the cache is off.",
-            why="the environment variable EP_CONTEXT_CACHE says so.",
+            why=f"the environment variable {VARIABLE} says so, or the user's directory cannot be used.",
             fix="pass --directory PATH, or change the variable.",
         )
     removed = cache.clear() if options.action == "clear" else 0

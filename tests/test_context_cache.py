@@ -1,9 +1,11 @@
 """Does compiled code wait safely for the next session: found again, bounded, shared, private, and never wrong?"""
 
+import errno
 import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -167,10 +169,57 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path):
 
 
 @POSIX
-def test_what_is_created_is_private(cache):
+def test_what_is_created_is_private_whatever_the_umask(tmp_path):
+    cache, before = Cache(tmp_path / "new" / "cache"), os.umask(0o002)
+    try:
+        cache.put(key(1), entry(1))
+    finally:
+        os.umask(before)
+    path = cache.path(key(1))
+    for each in (path, path.parent, path.parent.parent, cache.directory):
+        assert each.stat().st_mode & 0o077 == 0
+    assert Cache(cache.directory).get(key(1)) == entry(1).codes[0]
+
+
+@POSIX
+def test_entries_that_others_may_write_are_not_read(cache):
     cache.put(key(1), entry(1))
-    assert cache.path(key(1)).parent.stat().st_mode & 0o077 == 0
-    assert cache.path(key(1)).stat().st_mode & 0o077 == 0
+    cache.path(key(1)).chmod(0o666)
+    assert cache.get(key(1)) is None
+
+
+def test_a_directory_that_is_only_read_serves(cache, monkeypatch):
+    """Such as one that a container image holds; nothing tells there what was used."""
+    cache.put(key(1), entry(1))
+    os.utime(cache.path(key(1)), (1, 1))
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.get(key(1)) == entry(1).codes[0]
+
+
+@POSIX
+def test_a_default_directory_that_cannot_serve_is_told(tmp_path, monkeypatch):
+    """Nobody asked for a cache, so that loading goes on without."""
+    monkeypatch.delenv(context_cache.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(context_cache.sys, "platform", "linux")
+    (tmp_path / "ep-runtime").mkdir()
+    (tmp_path / "ep-runtime").chmod(0o777)
+    with pytest.warns(ContextNotice, match="is not safe"):
+        assert open_cache("auto") is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_directory() == tmp_path / ".cache" / "ep-runtime"
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.warns(ContextNotice, match="compiled code is not kept"):
+        assert open_cache("auto") is None
 
 
 def test_a_directory_that_cannot_be_written_is_told_once(tmp_path):
