@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DOMAIN, OP_TYPE = "com.microsoft", "EPContext"
 ORDER = "ep.order"  # metadata of a node: its place in the original graph
 CONTEXTS = "ep.contexts"  # key in `model.graph.meta`: the containers that a model brought
+_PLACE = re.compile("[0-9]{1,9}")
 _HASH = re.compile(r"sha256=([0-9a-f]{64})")
 
 
@@ -38,9 +39,11 @@ class Brought:
 
 
 def expand(
-    proto: onnx.ModelProto, directory: Path | None, name: str, sources: Sequence[str] = ()
+    proto: onnx.ModelProto, directories: Sequence[Path], name: str, sources: Sequence[str] = ()
 ) -> tuple[Brought, ...]:
     """Replace all EPContext nodes in place, and return their containers; `sources` are those of our providers.
+
+    Containers in files must lie in or below one of the `directories`, of which the first is the model's.
 
     Raises:
         InvalidModel: a node, its blob or its graph is damaged, missing, or belongs to another model.
@@ -48,7 +51,7 @@ def expand(
     """
     if not any(is_context(node) for node in walk(proto.graph)):
         return ()
-    reader = _Reader(proto, directory, name, sources)
+    reader = _Reader(proto, directories, name, sources)
     reader.read_primaries()
     reader.replace()
     return tuple(reader.brought)
@@ -99,8 +102,8 @@ _KINDS = dict.fromkeys(("main_context", "embed_mode", "max_size"), _INT) | dict.
 
 
 class _Reader:
-    def __init__(self, proto: onnx.ModelProto, directory: Path | None, name: str, sources: Sequence[str]) -> None:
-        self.proto, self.directory, self.name, self.sources = proto, directory, name, sources
+    def __init__(self, proto: onnx.ModelProto, directories: Sequence[Path], name: str, sources: Sequence[str]) -> None:
+        self.proto, self.directories, self.name, self.sources = proto, directories, name, sources
         self.brought: list[Brought] = []
         self.partitions: dict[tuple[str, str], Partition] = {}
         self.used: set[tuple[str, str]] = set()
@@ -138,11 +141,12 @@ class _Reader:
     def _external(self, node: Node) -> bytes:
         """The bytes of a file beside or below the model."""
         location = node.payload.decode("utf-8", "replace")
-        if self.directory is None:
+        if not self.directories:
             raise damaged(node.label, f"its context lies in '{location}', but the model has no directory.")
         try:
-            path = (self.directory / location).resolve()
-            if location and not Path(location).is_absolute() and path.is_relative_to(self.directory):
+            path = (self.directories[0] / location).resolve()
+            inside = not Path(location).is_absolute() and any(map(path.is_relative_to, self.directories))
+            if location and inside:
                 return path.read_bytes()
         except (OSError, ValueError, RuntimeError) as error:  # no file, a name that none can have, links in a circle
             why = getattr(error, "strerror", None) or error
@@ -258,21 +262,26 @@ class _Reader:
             if kind.packed and known is not None and tensor.data_type != code:
                 size = (math.prod(known) * ir.DataType(code).bitwidth + 7) // 8
                 if tensor.data_type != ir.DataType.UINT8 or tuple(tensor.dims) != (size,):
-                    raise damaged(node.label, f"its weight '{name}' has not the {size} bytes of {kind}.")
+                    raise damaged(node.label, f"its weight '{name}' has not the {size} bytes of {_described(kind)}.")
                 tensor.data_type = code
                 tensor.ClearField("dims")
                 tensor.dims.extend(known)
             elif tensor.data_type != code or (known is not None and tuple(tensor.dims) != known):
+                theirs = f"{ir.DataType(tensor.data_type).name.lower()}{list(tensor.dims)}"
                 raise damaged(
-                    node.label, f"its weight '{name}' is {list(tensor.dims)} of another type than {kind}: it is of "
-                    "another model.",
-                )  # fmt: skip
+                    node.label, f"its weight '{name}' is {theirs}, not {_described(kind)}: it is of another model."
+                )
+
+
+def _described(kind: Boundary) -> str:
+    return f"{kind.dtype}{[] if kind.shape is None else list(kind.shape)}"
 
 
 def ordered(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes as the original model had them, so that the session cuts it into the same groups."""
     places = [
-        next((int(p.value) for p in n.metadata_props if p.key == ORDER and p.value.isdecimal()), -1) for n in nodes
+        next((int(p.value) for p in n.metadata_props if p.key == ORDER and re.fullmatch(_PLACE, p.value)), -1)
+        for n in nodes
     ]
     return [node for _, node in sorted(zip(places, nodes, strict=True), key=lambda pair: pair[0])]
 

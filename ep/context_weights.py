@@ -28,6 +28,9 @@ MOST_INLINE = 1 << 30  # bytes of weights in the model file; a protobuf file end
 def place(proto: onnx.ModelProto, store: WeightStore, path: Path, one_file: bool) -> list[DataFile]:
     """Let every external initializer be found from the model file `path`; the files to write for that."""
     moved, inline = [], 0
+    taken = {
+        _file(location, store).resolve() for location in _locations(proto)
+    }  # this model or the original reads them
     for tensor in _external(proto):
         location = next(entry.value for entry in tensor.external_data if entry.key == "location")
         if location == IN_FILE:
@@ -39,7 +42,10 @@ def place(proto: onnx.ModelProto, store: WeightStore, path: Path, one_file: bool
                 moved.append((tensor, Piece(tensor.name, dtype, shape, data)))
         elif not _reachable(tensor, location, store, path):
             moved.append((tensor, Piece(tensor.name, *tensor_data(tensor, store))))
-    files = plan_files(path, "external", [piece for _, piece in moved], None) if moved else []
+    target = path
+    while target.with_suffix(".data").resolve() in taken:
+        target = target.with_stem(f"{target.stem}_")
+    files = plan_files(target, "external", [piece for _, piece in moved], None) if moved else []
     places = {id(piece): (file.name, offset) for file in files for piece, offset in file.places}
     for tensor, piece in moved:
         refer(tensor, *places[id(piece)], len(piece.data))
@@ -79,6 +85,14 @@ def _external(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
         yield from (t for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
 
 
+def _locations(proto: onnx.ModelProto) -> set[str]:
+    return {entry.value for tensor in _external(proto) for entry in tensor.external_data if entry.key == "location"}
+
+
+def _file(location: str, store: WeightStore) -> Path:
+    return Path(location[1:]) if location.startswith("\0") else (store.directory or Path()) / location
+
+
 def _inline(tensor: onnx.TensorProto, data: bytes | memoryview) -> None:
     for field in set(tensor.DESCRIPTOR.fields_by_name) - {"name", "data_type", "dims"}:
         tensor.ClearField(field)  # the location too: a tensor that has one is not mapped when the file is read
@@ -88,7 +102,7 @@ def _inline(tensor: onnx.TensorProto, data: bytes | memoryview) -> None:
 def _reachable(tensor: onnx.TensorProto, location: str, store: WeightStore, path: Path) -> bool:
     """Whether the file lies beside or below the new model; the tensor then refers to it from there."""
     base = path.parent.resolve()
-    file = Path(location[1:]) if location.startswith("\0") else (store.directory or Path()) / location
+    file = _file(location, store)
     if not file.resolve().is_relative_to(base):
         return False
     for entry in tensor.external_data:

@@ -36,7 +36,7 @@ def load_model(
     proto, store, name = read_proto(source, weights, copy=copy)
     import onnx_ir as ir
 
-    brought = expand(proto, store.directory, name, sources)
+    brought = expand(proto, store.directories, name, sources)
     problems = mend(proto, name)
     maps = _take_map_types(proto.graph)
     with understood(name, problems):

@@ -63,6 +63,11 @@ class WeightStore:
         return self._directories[0] if self._directories else None
 
     @property
+    def directories(self) -> tuple[Path, ...]:
+        """Where files that belong to the model may lie."""
+        return self._directories
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """The files that were opened so far."""
         return tuple(self._sources.values())

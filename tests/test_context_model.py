@@ -215,6 +215,22 @@ def test_external_weights_serve_both_models(accelerator, tmp_path):
     same(ep.load(moved.model, accelerator, options=TRUST).run(None, {"x": X}), expected)
 
 
+def test_a_data_file_that_is_in_use_is_not_replaced(accelerator, tmp_path):
+    model = with_weight()
+    tensor = model.graph.initializer[-1]
+    (tmp_path / "model_ctx.data").write_bytes(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="model_ctx.data")
+    twice = numpy_helper.from_array(np.eye(64, dtype=np.float32) * 2, "twice")  # in the model's file
+    model.graph.initializer.append(twice)
+    model.graph.node[1].input[0] = "doubled"
+    model.graph.node.insert(1, helper.make_node("MatMul", ["h", "twice"], ["doubled"]))
+    made, expected = saved(model, accelerator, tmp_path, {"x": X})
+    assert (tmp_path / "model_ctx.data").read_bytes() == WEIGHT.tobytes()
+    same(ep.load(made.model, accelerator, options=TRUST).run(None, {"x": X}), expected)
+
+
 def test_one_safetensors_file_serves_both_models(accelerator, tmp_path):
     from safetensors.numpy import save_file
 
@@ -605,6 +621,21 @@ def test_a_link_that_leads_out_is_refused(tmp_path):
         pytest.skip("no symbolic links here")
     with pytest.raises(ep.InvalidModel, match="outside the model's directory"):
         ep.load(made.model, "jax")
+
+
+def test_a_store_of_links_is_no_way_out(tmp_path):
+    """A model hub's cache: the model and what belongs to it are links into one folder of contents."""
+    require("jax")
+    (tmp_path / "blobs").mkdir(), (tmp_path / "snapshot").mkdir()
+    made, expected = saved(with_weight(), "jax", tmp_path / "blobs", {"x": X})
+    try:
+        for path in (made.model, *made.blobs, made.model.with_suffix(".data")):
+            (tmp_path / "snapshot" / path.name).symlink_to(path.rename(path.with_suffix(f"{path.suffix}-content")))
+    except OSError:
+        pytest.skip("no symbolic links here")
+    session = ep.load(tmp_path / "snapshot" / made.model.name, "jax", options=TRUST)
+    same(session.run(None, {"x": X}), expected)
+    assert session.counters.misses == 0
 
 
 def test_mutations_are_refused_or_harmless(accelerator, tmp_path):

@@ -138,8 +138,10 @@ def _fingerprint(device: Any) -> str:
         "platform": device.platform,
         "device": device.device_kind,
         "machine": platform.machine(),
-        "features": _cpu_features() if device.platform == "cpu" else device.client.platform_version.replace("\n", " "),
-        "flags": hashlib.sha256(os.environ.get("XLA_FLAGS", "").encode()).hexdigest()[:12],
+        "instructions": _cpu_features()
+        if device.platform == "cpu"
+        else device.client.platform_version.replace("\n", " "),
+        "XLA_FLAGS": hashlib.sha256(os.environ.get("XLA_FLAGS", "").encode()).hexdigest()[:12],
     }
     if device.platform == "cpu":
         facts["threads"] = _threads()
