@@ -77,6 +77,8 @@ class Runner:
             raise explain(step, cause, [env.get(v) for v in step.inputs]) from cause
         if len(step.outputs) == 1 and not isinstance(results, tuple):
             results = (results,)
+        if xp is self.host:
+            results = _narrowed(results, step.output_dtypes)
         for value, result in zip(step.outputs, results, strict=False):
             if value is not None:
                 env[value] = np.asarray(result) if isinstance(result, np.generic) else result
@@ -107,6 +109,16 @@ class Runner:
         if xp is self.host:
             return to_host(value, self.xp)
         return xp.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _narrowed(results: Sequence[Any], dtypes: Sequence[np.dtype | None]) -> Sequence[Any]:
+    """Results in bfloat16 and its like where the node says so: NumPy widens those beside a Python float."""
+    if all(dtype is None or dtype.kind != "V" for dtype in dtypes):
+        return results
+    return [
+        r.astype(d) if d is not None and d.kind == "V" and getattr(r, "dtype", d).kind == "f" else r
+        for r, d in zip(results, dtypes, strict=False)
+    ]
 
 
 def walk(steps: Iterable[Step]) -> Iterator[Step]:

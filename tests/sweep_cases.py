@@ -33,6 +33,7 @@ class Case:
     attributes: dict[str, Any] = field(default_factory=dict)
     outputs: int = 1
     scale: float = 1.0  # how much more than one rounding the result may be off
+    operand: float = 0.0  # of what magnitude: a sum may cancel what its operands were rounded to
 
     def __str__(self) -> str:
         shown = ", ".join("-" if x is None else f"{x.dtype}{list(x.shape)}" for x in self.inputs)
@@ -638,7 +639,8 @@ def pool(op: str, rng: Rng, opset: int, dtype: Any) -> Case:
 
 @maker("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def global_pool(op: str, rng: Rng, opset: int, dtype: Any) -> Case:
-    return Case(op, opset, [values(rng, dtype, shape_of(rng, 3, empty=0), 0)], scale=4)
+    x = values(rng, dtype, shape_of(rng, 3, empty=0), 0)
+    return Case(op, opset, [x], scale=4, operand=float(np.abs(x.astype(np.float64)).max()))
 
 
 @maker("Conv", "ConvTranspose")

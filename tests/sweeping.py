@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 import zlib
 from collections import Counter
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import sweep_cases
+import sweep_layers  # noqa: F401 - more makers
 from nodes import node_model
 from sweep_cases import MAKERS, Case
 
@@ -86,13 +88,13 @@ def differs(case: Case, got: Outcome, want: Outcome) -> str:
             f"{got if isinstance(got, str) else 'an answer'} against {want if isinstance(want, str) else 'an answer'}"
         )
     for g, w in zip(got, want, strict=True):
-        problem = arrays_differ(np.asarray(g), np.asarray(w), case.scale)
+        problem = arrays_differ(np.asarray(g), np.asarray(w), case.scale, case.operand)
         if problem:
             return problem
     return ""
 
 
-def arrays_differ(got: np.ndarray, want: np.ndarray, scale: float) -> str:
+def arrays_differ(got: np.ndarray, want: np.ndarray, scale: float, operand: float = 0.0) -> str:
     if got.dtype != want.dtype or got.shape != want.shape:
         return f"{got.dtype}{list(got.shape)} against {want.dtype}{list(want.shape)}"
     unit = UNIT.get(got.dtype.name)
@@ -100,7 +102,7 @@ def arrays_differ(got: np.ndarray, want: np.ndarray, scale: float) -> str:
         same = got == want
     else:
         got, want = got.astype(np.float64), want.astype(np.float64)
-        largest = np.abs(want[np.isfinite(want)]).max(initial=0.0) if scale > 1 else 0
+        largest = np.abs(want[np.isfinite(want)]).max(initial=operand) if scale > 1 else 0
         with np.errstate(all="ignore"):
             near = np.abs(got - want) <= 4 * unit * np.maximum(np.abs(want) * scale, largest * scale) + TINY[unit]
         same = near | (got == want) | (np.isnan(got) & np.isnan(want))
@@ -181,8 +183,23 @@ EXPLAINED: list[Reason] = [
     Reason("stash-type", ORT, ("GroupNormalization", "LayerNormalization", "RMSNormalization"),
            lambda case, got, other: case.inputs[0].dtype == np.float64),
     Reason("infinite-logits", ORT, ("Softmax", "LogSoftmax"), lambda case, got, other: extreme(case)),
-    Reason("doubles-in-float", ORT, ("DFT", "Shrink"), lambda case, got, other: case.inputs[0].dtype == np.float64),
-    Reason("saturating-products", ORT, ("MatMulInteger",), lambda case, got, other: case.inputs[1].dtype == np.int8),
+    Reason("doubles-in-float", ORT, ("DFT", "Shrink", "Attention"),
+           lambda case, got, other: case.inputs[0].dtype == np.float64),
+    Reason("doubles-in-float", ORT, ("BlackmanWindow", "HannWindow", "HammingWindow"),
+           lambda case, got, other: case.attributes["output_datatype"] == 11),
+    Reason("saturating-products", ORT, ("MatMulInteger", "ConvInteger"),
+           lambda case, got, other: {case.inputs[0].dtype.kind, case.inputs[1].dtype.kind} == {"u", "i"}),
+    Reason("affine-grid-of-one", ORT, ("AffineGrid",),
+           lambda case, got, other: bool(case.attributes["align_corners"]) and 1 in case.inputs[1][2:]),
+    Reason("causal-with-past", ORT, ("Attention",),
+           lambda case, got, other: len(case.inputs) == 6 and bool(case.attributes["is_causal"])),
+    Reason("lowest-for-infinity", ORT, ("Attention",),
+           lambda case, got, other: case.attributes.get("qk_matmul_output_mode") == 2),
+    Reason("variance-of-one", ORT, ("MeanVarianceNormalization",),
+           lambda case, got, other: math.prod(case.inputs[0].shape) == case.inputs[0].shape[1]),
+    Reason("dropout-mask-before-12", ORT, ("Dropout",), lambda case, got, other: case.opset < 12),
+    Reason("split-of-nothing", ORT, ("StringSplit",), lambda case, got, other: "" in case.inputs[0]),
+    Reason("image-of-columns", ORT, ("Col2Im",), lambda case, got, other: case.inputs[1].size != 2),
     Reason("resize-integers", ORT, ("Resize",),
            lambda case, got, other: is_integer(case) and case.attributes["mode"] != "nearest"),
     Reason("resize-fractional-lengths", ORT, ("Resize",),

@@ -134,7 +134,7 @@ def window(*coefficients: float) -> Callable[..., Any]:
     def lowering(xp, size: Host, *, output_datatype=1, periodic=1):
         size = scalar(size)
         angle = 2 * np.pi * np.arange(size) / max(1, size if periodic else size - 1)
-        terms = [c * np.cos(k * angle) for k, c in enumerate(coefficients)]
+        terms = [c * np.cos(k * angle) for k, c in reversed(list(enumerate(coefficients)))]  # 0.08 + 0.5 + 0.42 is 1
         return xp.asarray(np.asarray(sum(terms)).astype(onnx_dtype(output_datatype)))
 
     return lowering
