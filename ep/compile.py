@@ -85,7 +85,7 @@ class Executable:
         pinned = (inner for step in self.steps if id(step) in self.pinned for inner in walk([step]))
         self.placements |= {id(step): Placement(HOST, "its shapes change with every call") for step in pinned}
         hosted = {i for i, p in self.placements.items() if p.provider == HOST}
-        facts = Facts(self.steps, self.constants, hosted, self.pinned)
+        facts = Facts(self.steps, self.constants, hosted, self.pinned, unrolls=placer.unrolls)
         placer.refine(self.placements, self.steps, self.inputs, facts, self.constants)
         groups = partition(self.steps, self.outputs, facts, self.placements, self.constants, self._control)
         self.groups = groups

@@ -30,6 +30,8 @@ class Facts:
     values whose shapes a static value reads. `needed` static values must be concrete on the host, because
     contents of theirs decide shapes; `fetched` values are needed there too, but only exist at run time.
     `preferred` values are of use there, if the host has them anyway; those in `at_host` are (see `Placer`).
+    Where `unrolls`, loops that need the number of the iteration on the host are unrolled in a trace: that number,
+    and what is `turning` with it, is static inside.
     """
 
     def __init__(
@@ -38,9 +40,14 @@ class Facts:
         constants: Iterable[Any],
         hosted: set[int],
         pinned: frozenset[int] = frozenset(),
+        *,
+        unrolls: bool = False,
+        counters: Iterable[Any] = (),
     ) -> None:
+        self.unrolls = unrolls
         self.hosted = hosted  # id() of steps, of bodies too, that no device takes
-        self.static: set[Any] = set(constants)
+        self.turning: set[Any] = set(counters)
+        self.static: set[Any] = {*constants, *self.turning}
         self.roots: dict[Any, frozenset[Any]] = {}
         self.needed: set[Any] = set()
         self.fetched: set[Any] = set()
@@ -70,6 +77,8 @@ class Facts:
             if value is not None:
                 self.static.add(value)
                 self.roots[value] = frozenset(roots)
+                if not self.turning.isdisjoint(step.inputs):
+                    self.turning.add(value)
 
     def _find_needed(self, step: Step) -> None:
         is_static = all(v is None or v in self.static for v in step.outputs)
@@ -79,12 +88,12 @@ class Facts:
         else:
             self.need(v for i, v in enumerate(step.inputs) if step.lowering.role(i) is Host)
         preferred = useful_inputs(step)
-        for body in step.bodies.values():
-            inner = body_facts(body, self)
+        for name, body in step.bodies.items():
+            inner = body_facts(body, self, name in step.lowering.counted)
             self.host_steps |= inner.host_steps
             self.need(v for v in inner.needed | inner.fetched if v in body.captures)
             preferred |= inner.preferred & set(body.captures)
-        self.need(v for v in preferred if v in self.static)
+        self.need(v for v in preferred if v in self.static and v not in self.turning)
         self.preferred |= preferred - self.static
 
     def need(self, values: Iterable[Any]) -> None:
@@ -96,26 +105,28 @@ class Facts:
         """Non-static values whose contents this step takes from the host, for itself or inside its bodies."""
         wanted = {v for i, v in enumerate(step.inputs) if v is not None and step.lowering.role(i) is Host}
         useful = useful_inputs(step)
-        for body in step.bodies.values():
-            inner = body_facts(body, self)
+        for name, body in step.bodies.items():
+            inner = body_facts(body, self, name in step.lowering.counted)
             wanted |= inner.fetched & set(body.captures)
             useful |= inner.preferred & set(body.captures)
         return (wanted | (useful & self.at_host)) - self.static
 
     def pure(self, step: Step) -> bool:
         """Whether the bodies can be traced: nothing inside waits for a value that only running gives."""
-        return all(self._pure_body(body) for body in step.bodies.values())
+        return all(self._pure_body(body, name in step.lowering.counted) for name, body in step.bodies.items())
 
-    def _pure_body(self, body: Any) -> bool:
-        inner = body_facts(body, self)
+    def _pure_body(self, body: Any, counted: bool) -> bool:
+        inner = body_facts(body, self, counted)
         waits = inner.fetched - set(body.captures)
         hosted = any(id(s) in self.hosted and id(s) not in inner.host_steps for s in body.steps)
         return not waits and not hosted and all(inner.pure(s) for s in body.steps)
 
 
-def body_facts(body: Any, outer: Facts) -> Facts:
+def body_facts(body: Any, outer: Facts, counted: bool = False) -> Facts:
     captured = [v for v in body.captures if v in outer.static]
-    facts = Facts(body.steps, [*body.constants, *captured], outer.hosted)
+    counters = [*body.inputs[: counted and outer.unrolls], *(v for v in captured if v in outer.turning)]
+    known = [*body.constants, *captured]
+    facts = Facts(body.steps, known, outer.hosted, unrolls=outer.unrolls, counters=counters)
     facts.roots.update({v: outer.roots[v] for v in captured if v in outer.roots})
     return facts
 
@@ -135,6 +146,7 @@ class Placer:
 
     def __init__(self, providers: Sequence[Any], dtypes: dict[Any, np.dtype | None]) -> None:
         self.providers, self.dtypes = providers, dtypes
+        self.unrolls = any(provider.backend.traces_loops for provider in providers)  # others have no limit to it
 
     def support(self, steps: Iterable[Step]) -> dict[int, Placement]:
         """`id(step)` → who takes it by operator and dtypes alone, for the steps and those of their bodies."""

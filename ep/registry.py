@@ -44,6 +44,10 @@ class Body:
     """Annotates a graph attribute: it arrives as a callable from arrays to a tuple of arrays."""
 
 
+class CountedBody:
+    """As `Body`, of a loop that gives it the number of the iteration first, as a NumPy array where it is unrolled."""
+
+
 Rule = int | str | Callable[[dict[str, Any]], int | str]  # of an output's dtype: see `Lowering.out`
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -86,6 +90,7 @@ class Lowering:
     attributes: dict[str, Any] = field(init=False)
     outputs_keyword: str | None = field(init=False)
     bodies: frozenset[str] = field(init=False)
+    counted: frozenset[str] = field(init=False)
     _roles: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +104,8 @@ class Lowering:
             "variadic": bool(rest),
             "attributes": {p.name: p.default for p in keywords if p.annotation is not Outputs},
             "outputs_keyword": next((p.name for p in keywords if p.annotation is Outputs), None),
-            "bodies": frozenset(p.name for p in keywords if p.annotation is Body),
+            "bodies": frozenset(p.name for p in keywords if p.annotation in (Body, CountedBody)),
+            "counted": frozenset(p.name for p in keywords if p.annotation is CountedBody),
             "_roles": tuple(p.annotation for p in positional + rest),
         }
         for name, value in facts.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import parse
+from conftest import parse, require
 
 import ep
 from ep.errors import InvalidInput
@@ -138,6 +138,34 @@ def test_the_counter_of_a_loop_decides_a_slice(load):
     for rows in (0, 1, FEW + 1):
         x = NUMBERS.integers(0, 9, (rows, 3)).astype(np.float32)
         check(session, [x.sum(0)], x=x)
+
+
+def test_a_short_loop_whose_counter_decides_a_slice_is_compiled_with_its_neighbours():
+    require("jax")
+    session = ep.load(parse(ROWS), "jax")
+    assert "step by step" not in str(session.plan)
+    for rows in (FEW + 1, MANY + 1):  # too many to unroll: it is cut, and stepped
+        x = NUMBERS.integers(0, 9, (rows, 3)).astype(np.float32)
+        check(session, [x.sum(0)], x=x)
+        assert ("step by step" in str(session.plan)) is (rows > MANY)
+
+
+def test_a_long_loop_that_looks_at_its_counter_stays_a_loop():
+    """A condition that only the counter decides is computed inside: it does not unroll the loop."""
+    require("jax")
+    session = ep.load(
+        parse("""
+        agraph (float[n] x) => (float[n] y)
+        <int64 trips = {1000}, int64 first = {0}, bool go = {1}>
+        { y = Loop (trips, go, x) <body = each (int64 i, bool c, float[n] s) => (bool c_out, float[n] s_out) {
+            c_out = Identity(c)  begins = Equal(i, first)
+            s_out = If (begins) <then_branch = t () => (float[n] p) { p = Neg(s) },
+                                 else_branch = e () => (float[n] q) { q = Add(s, x) }> }> }
+    """),
+        "jax",
+    )
+    check(session, [998 * RAMP], x=RAMP)
+    assert "step by step" not in str(session.plan)
 
 
 def test_loops_nest_and_read_the_outer_scopes(load):

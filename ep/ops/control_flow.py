@@ -17,7 +17,7 @@ import numpy as np
 from ep.errors import EpError, InvalidInput
 from ep.ops.axes import axis_of, ints, scalar
 from ep.program import Untraceable
-from ep.registry import Body, Host, HostIfCheap, Outputs, op
+from ep.registry import Body, CountedBody, Host, HostIfCheap, Outputs, op
 from ep.seeds import are_derived, varied
 
 FEW = 4  # iterations that are cheaper unrolled than compiled as a loop
@@ -49,7 +49,7 @@ def _maybe_run(xp, run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @op("Loop", since=1)
-def loop(xp, M: Host = None, cond: HostIfCheap = None, *v_initial: HostIfCheap, body: Body, outputs: Outputs):
+def loop(xp, M: Host = None, cond: HostIfCheap = None, *v_initial: HostIfCheap, body: CountedBody, outputs: Outputs):
     """Without `cond` and with `M`, the condition that the body returns is ignored: the spec's for loop."""
     trips = None if M is None else int(scalar(M))
     tested = cond is not None or trips is None
@@ -70,7 +70,7 @@ def loop(xp, M: Host = None, cond: HostIfCheap = None, *v_initial: HostIfCheap, 
 def _stepped_loop(xp, trips: int | None, tested: bool, state: State, body: Callable[..., Arrays], most: int = 0):
     rows = []
     for i in range(trips) if trips is not None else count():
-        if most and i == most:
+        if most and (i == most or (not tested and trips > most)):
             raise Untraceable(f"a loop of more than {most} iterations cannot be compiled as one")
         keep, *results = body(np.asarray(i, np.int64), TRUE, *state)
         state, row = tuple(results[: len(state)]), results[len(state) :]
