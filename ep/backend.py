@@ -47,9 +47,12 @@ class Backend:
     abstract: Callable[[Function, Specs], Sequence[Any]] | None = None  # results with shapes and dtypes, without data
     overrides: Overrides | None = None
     # Compiles for these arguments, of which the last so many are the same in every call, and stores. A function with a
-    # method `bound` takes the latter, on the device and on the host, and gives one of the others, with the arrays that
-    # it keeps in their stead (`kept`) and the numbers of those that it does not read any more (`unread`).
+    # method `bound` takes the latter (`ep.device_weights.Pending`) and gives one of the others, with what it keeps in
+    # their stead (`kept`: each with its `array`, and whether it `is_borrowed`), and the numbers of those that it does
+    # not read any more (`unread`).
     ahead: Callable[[Function, Specs, int], tuple[Function, Code]] | None = None
+    # What such a function would keep: its `plan`, and `compute`, which gives a part of it. None: nothing, ever.
+    keeps: Callable[[Function, Specs, int], Any] | None = None
     # The function of stored code; where that cannot run in some thread, the other one, which it was made from, may.
     deserialize: Callable[[bytes, Function | None], Function] | None = None
     compiles_in_threads: bool = False  # several functions are compiled at a time faster than one after the other

@@ -232,7 +232,7 @@ class CompiledGroup:
         self.backend = context.backends[group.provider]
         self.runner = context.runner(group.provider, group.on_host)
         self.constants = {v: constants[v] for v in group.constants}
-        self.all_constants = constants
+        self.all_constants, self.weights = constants, context.weights[group.provider]
         self.cache: OrderedDict[Any, Callable[..., tuple[Any, ...]]] = OrderedDict()
         self.random = any(step.lowering.random for step in walk(group.steps))  # each call then gets a seed
         self.variants = Variants(context.feedback)
@@ -258,14 +258,12 @@ class CompiledGroup:
 
     def place(self) -> list[Any]:
         """The weights on the device."""
-        group = self.group
-        return self.context.weights[group.provider].get(group.weights, self.all_constants, group.factors)
+        return self.weights.get(self.group.weights, self.all_constants, self.group.factors)
 
     def _release(self, unread: Sequence[int]) -> None:
         """Lets copies of weights go that compiled code does not read, having computed what it needs of them."""
-        group = self.group
-        values = [group.weights[number] for number in unread]
-        self.context.weights[group.provider].release(values, self.all_constants, group.factors)
+        values = [self.group.weights[number] for number in unread]
+        self.weights.release(values, self.all_constants, self.group.factors)
 
     def forget(self) -> None:
         """Drops all compiled code, and the weights that it holds; the next run makes it again."""
@@ -284,7 +282,7 @@ class CompiledGroup:
             if len(self.cache) > 1:
                 self._touch(key)
             return self._guarded(function, arguments)
-        weights = self.place()
+        weights = self.weights.arguments(self.group.weights, self.all_constants, self.group.factors)
         host = list(map(copied, host))  # what is compiled keeps them: the caller may write into its own
         if self.cache:
             with self._lock:

@@ -11,8 +11,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ep.backend import Backend
+from ep.memory import trim
 from ep.weights import WeightStore
 
+LARGE = 16 << 20  # bytes of weights that are worth asking the C library to give back what it holds for later
 WIDENED = "it is only multiplied, and the library is faster at that in a wider dtype (`ep pack --for jax` stores it so)"
 
 
@@ -30,13 +32,55 @@ class Placed:
 _shared: WeakValueDictionary[tuple[Any, ...], Placed] = WeakValueDictionary()
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Pending:
+    """A constant that compiled code takes: what it will be on the device, and what gives it there."""
+
+    owner: DeviceWeights
+    value: Any
+    constants: MutableMapping[Any, np.ndarray]
+    is_factor: bool
+
+    @property
+    def host(self) -> np.ndarray:
+        """What the host has of it."""
+        return self.constants[self.value]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.host.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Its dtype on the device."""
+        dtype = self.host.dtype
+        return self.owner.widened(dtype) or dtype if self.is_factor else dtype
+
+    def array(self) -> Any:
+        """Its array on the device, which stays there."""
+        return self.owner.get([self.value], self.constants, [self.value] * self.is_factor)[0]
+
+    def once(self) -> Any:
+        """Its array on the device, for a computation that is done once: nobody keeps a copy that is made for it."""
+        return self.owner.once(self.value, self.host, self.is_factor)
+
+    def rest(self) -> None:
+        """Says that nobody is going to read it: the system may have its pages."""
+        self.owner.store.rest(self.host)
+
+    def stored(self, item: Any, hosts: Sequence[np.ndarray]) -> tuple[Any, bool] | None:
+        """An array that is computed of constants, if the model brings it, and whether it is the file's memory."""
+        return self.owner.stored(item, hosts)
+
+
 class DeviceWeights:
     """Constants on one provider's device: each gets there once, when a group first needs it."""
 
     def __init__(self, backend: Backend, store: WeightStore) -> None:
         self.backend, self.store = backend, store
         self._placed: dict[tuple[Any, bool], Placed] = {}  # (value, whether widened)
-        self._widens: dict[np.dtype, bool] = {}
+        self._widened: dict[np.dtype, np.dtype | None] = {}
         self._lock = threading.Lock()
 
     def get(
@@ -58,22 +102,58 @@ class DeviceWeights:
         """What a group got for a value, if it got it already."""
         return self._placed.get((value, is_factor and self.widens(dtype)))
 
+    def arguments(
+        self, values: Sequence[Any], constants: MutableMapping[Any, np.ndarray], factors: Collection[Any]
+    ) -> list[Any]:
+        """These values for compiled code: what gives them, where it computes something of them once, else arrays."""
+        if self.backend.keeps is None:
+            return self.get(values, constants, factors)
+        self.store.check_whole()
+        return [Pending(self, value, constants, value in factors) for value in values]
+
+    def once(self, value: Any, host: np.ndarray, is_factor: bool) -> Any:
+        """The array of a value: the one that is there, or one that goes with the caller."""
+        wide = is_factor and self.widens(host.dtype)
+        placed = self._placed.get((value, wide)) or _shared.get(self._key(host, wide))
+        if placed is None:
+            self.store.check_whole()
+            placed = self._one(host, wide)
+        return placed.array
+
+    def stored(self, item: Any, hosts: Sequence[np.ndarray]) -> tuple[Any, bool] | None:
+        """What the model brings of what code keeps (`ep.kept_weights`): an array, and whether it is borrowed."""
+        found = self.store.kept(item.digest, hosts)
+        if found is None or found.shape != item.shape or found.dtype.name != item.dtype:
+            return None
+        array, why = self.backend.borrow(found)
+        return array, why is None
+
     def widens(self, dtype: np.dtype) -> bool:
         """Whether the library multiplies arrays of a dtype faster in a wider one."""
-        if dtype not in self._widens:
+        return self.widened(dtype) is not None
+
+    def widened(self, dtype: np.dtype) -> np.dtype | None:
+        """The wider dtype in which the library multiplies arrays of a dtype faster."""
+        if dtype not in self._widened:
             with self.backend.scope():
                 probe = self.backend.borrow(np.zeros(1, dtype))[0] if dtype in self.backend.dtypes else None
-                self._widens[dtype] = probe is not None and self.backend.factor(probe) is not probe
-        return self._widens[dtype]
+                wide = probe if probe is None else self.backend.factor(probe)
+                self._widened[dtype] = None if wide is probe else np.dtype(self.backend.xp.dtype_of(wide))
+        return self._widened[dtype]
 
     def release(self, values: Sequence[Any], constants: Mapping[Any, np.ndarray], factors: Collection[Any]) -> None:
-        """Forgets the copies among the arrays of these values that can be made again from a file."""
+        """Forgets the copies among the arrays of these values that can be made again from a file.
+
+        The system gets their memory back, and that of copies that nobody kept.
+        """
         with self._lock:
             for value in values:
                 key = (value, value in factors and self.widens(constants[value].dtype))
                 placed = self._placed.get(key)
                 if placed is not None and placed.why is not None and self._mapped(placed.host):
                     del self._placed[key]
+        if sum(constants[value].nbytes for value in values) >= LARGE:
+            trim()
 
     def drop(self) -> None:
         """Forgets the arrays; they are made again when a group needs them."""
@@ -113,13 +193,16 @@ class DeviceWeights:
         return self.store.origin(host) is not None
 
     def _shared(self, host: np.ndarray, wide: bool) -> Placed:
-        backend = self.backend
-        where = (backend.name, str(backend.device), backend.fingerprint, wide)
-        key = (*where, host.ctypes.data, host.dtype, host.shape, host.strides)
+        key = self._key(host, wide)
         placed = _shared.get(key)
         if placed is None:
             placed = _shared[key] = self._one(host, wide)
         return placed
+
+    def _key(self, host: np.ndarray, wide: bool) -> tuple[Any, ...]:
+        backend = self.backend
+        where = (backend.name, str(backend.device), backend.fingerprint, wide)
+        return *where, host.ctypes.data, host.dtype, host.shape, host.strides
 
     def _only_on_device(self, placed: Placed) -> Placed:
         """Lets go of host memory that was copied, where the host can read the copy just as well."""

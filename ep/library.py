@@ -190,7 +190,8 @@ class Library:
         try:
             data = made.code()
             if backend.checks_stored:
-                loading = compare(backend, data, arguments, results)
+                own = arguments[: len(arguments) - len(group.group.weights)]
+                loading = compare(backend, data, [*own, *group.place()], results)
         except NotStorable as why:
             self.refused[group.group.steps[0].name] = str(why)
             del self.made[key]
@@ -219,9 +220,9 @@ def called(function: Function, group: Any, arguments: Sequence[Any]) -> tuple[Fu
     own, weights = arguments[:count], arguments[count:]
     bound = getattr(function, "bound", None)
     if bound is not None:
-        function = bound(weights, [group.all_constants[v] for v in values])
+        function = bound(weights)
     elif weights:
-        function = _with(function, weights)
+        function = _with(function, group.place())
     return function, function(*own)
 
 
@@ -249,7 +250,7 @@ def specs_of(backend: Backend, arguments: Sequence[Any]) -> Specs | None:
     dtype_of = backend.xp.dtype_of
     if any(value is None or isinstance(value, list) for value in arguments):
         return None
-    return [(tuple(a.shape), a.dtype if isinstance(a, np.ndarray) else dtype_of(a)) for a in arguments]
+    return [(tuple(a.shape), a.dtype if isinstance(a.dtype, np.dtype) else dtype_of(a)) for a in arguments]
 
 
 def written(specs: Specs) -> tuple[container.Spec, ...]:

@@ -73,6 +73,13 @@ def check_whole(content: Content, name: str) -> None:
         )
 
 
+def drop_pages(content: Content, offset: int, nbytes: int) -> None:
+    """Gives the whole pages in a range of a map back to the system: it reads them from the file when asked again."""
+    first, last = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if isinstance(content, mmap.mmap) and first < last and hasattr(mmap, "MADV_DONTNEED"):
+        content.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 def address(content: Content) -> int:
     """Where the bytes lie in memory."""
     return int(np.frombuffer(content, np.uint8).ctypes.data) if len(content) else 0

@@ -65,6 +65,13 @@ def aligned(data: Bytes, size: int, align: int) -> Bytes:
     return data[start : start + max(size, 1)]  # an empty slice would lose its address
 
 
+def trim() -> None:
+    """Give memory that was freed back to the system, where the C library keeps some of it for later (glibc)."""
+    give = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if give is not None:
+        give(0)
+
+
 def available_on_host() -> int | None:
     """Return the bytes of memory that the host can still give; all of its memory where it does not say."""
     try:

@@ -21,6 +21,7 @@ from ep.errors import EpError, ExecutionError, InvalidInput, UnsupportedModel, d
 from ep.feeds import FeedCheck, ValueInfo
 from ep.library import Library
 from ep.loader import load_model
+from ep.memory import trim
 from ep.passes import prepare
 from ep.placement import HOST, Placer
 from ep.plan import Plan, describe_plan
@@ -205,6 +206,7 @@ class InferenceSession:
         self._context.library.forget()
         for weights in self._context.weights.values():
             weights.drop()
+        trim()
 
     def wake(self) -> None:
         """Brings the weights to the device, before a run would; after `hibernate`, or after `load`."""

@@ -59,7 +59,8 @@ class Weight:
 class WeightTotals:
     """Counts and bytes of the weights of a session; `compiled_in` are constants too small to be arguments.
 
-    `kept_bytes` is what compiled code holds besides: weights in the layout and dtype that it computes in.
+    `kept_bytes` is what compiled code holds besides: weights in the layout and dtype that it computes in. Of these,
+    `kept_borrowed_bytes` lie in files, where `ep pack --for` stored them.
     """
 
     count: int
@@ -68,6 +69,7 @@ class WeightTotals:
     borrowed_bytes: int
     compiled_in: int
     kept_bytes: int = 0
+    kept_borrowed_bytes: int = 0
 
     def __str__(self) -> str:
         if not self.count:
@@ -77,15 +79,19 @@ class WeightTotals:
         share = 100 if not copied else min(99, 100 * self.borrowed_bytes // self.nbytes) if self.nbytes else 0
         text = f"{counted(self.count, 'weight')}, {self.nbytes / 2**20:.1f} MiB: {share} % borrowed"
         text += f", {copied} copied" if copied else ""
-        return text + (f"; {self.kept_bytes / 2**20:.1f} MiB as compiled code computes" if self.kept_bytes else "")
+        if not self.kept_bytes:
+            return text
+        own = self.kept_bytes - self.kept_borrowed_bytes
+        how = f", {own / 2**20:.1f} MiB of it copies" if own and self.kept_borrowed_bytes else ", copies" * bool(own)
+        return text + f"; {self.kept_bytes / 2**20:.1f} MiB as compiled code computes{how or ', borrowed'}"
 
 
 class WeightTable(Sequence[Weight]):
     """The weights of a session, by position or by name. Prints itself as a table."""
 
-    def __init__(self, model: str, weights: Sequence[Weight], compiled_in: int, kept_bytes: int = 0) -> None:
+    def __init__(self, model: str, weights: Sequence[Weight], compiled_in: int, kept: Sequence[Any] = ()) -> None:
         self._model, self._weights, self._compiled_in = model, tuple(weights), compiled_in
-        self._kept_bytes = kept_bytes
+        self._kept = tuple((each.array.nbytes, each.is_borrowed) for each in kept)
 
     @overload
     def __getitem__(self, key: int | str) -> Weight: ...
@@ -112,7 +118,8 @@ class WeightTable(Sequence[Weight]):
             borrowed=len(borrowed),
             borrowed_bytes=sum(w.nbytes for w in borrowed),
             compiled_in=self._compiled_in,
-            kept_bytes=self._kept_bytes,
+            kept_bytes=sum(nbytes for nbytes, _ in self._kept),
+            kept_borrowed_bytes=sum(nbytes for nbytes, is_borrowed in self._kept if is_borrowed),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,17 +166,25 @@ def describe_weights(model: str, executable: Any, context: Any) -> WeightTable:
     """The weights of an executable and of its bodies; nothing is read."""
     found: dict[tuple[Any, str], Weight] = {}
     compiled_in: set[Any] = set()
-    kept: dict[int, int] = {}
+    kept: dict[int, Any] = {}
     for owner, runnable in executable.every():
         group = runnable.group
         compiled_in.update(group.constants)
-        for function in list(getattr(runnable, "cache", {}).values()):
-            kept.update((id(array), array.nbytes) for array in getattr(function, "kept", ()))
+        kept.update((id(each), each) for each in _kept(runnable))
         for value in group.weights:
             if (value, group.provider) not in found:
                 is_factor = value in group.factors
                 found[value, group.provider] = _weight(value, owner.constants, group.provider, is_factor, context)
-    return WeightTable(model, list(found.values()), len(compiled_in), sum(kept.values()))
+    return WeightTable(model, list(found.values()), len(compiled_in), list(kept.values()))
+
+
+def _kept(runnable: Any) -> Iterator[Any]:
+    """What the compiled functions of a group keep, also where it is split because its shapes grow."""
+    for function in list(getattr(runnable, "cache", {}).values()):
+        yield from getattr(function, "kept", ())
+    for split in list(getattr(runnable, "growing", {}).values()):
+        for _, inner in split.every():
+            yield from _kept(inner)
 
 
 def _weight(value: Any, constants: Mapping[Any, np.ndarray], provider: str, is_factor: bool, context: Any) -> Weight:

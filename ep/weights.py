@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from ep.buffer import DeviceBuffer
 from ep.device import DeviceId
 from ep.errors import InvalidModel
-from ep.mapping import Content, address, check_whole, read_only
+from ep.mapping import Content, address, check_whole, drop_pages, read_only
 from ep.wire import IN_FILE, LARGE
 
 _MOST_ALIGNMENT = 1 << 14  # an alignment that is promised of a borrowed buffer; a page of Apple silicon
@@ -55,6 +56,7 @@ class WeightStore:
         self._paths: dict[str, Path] = {}  # location → where it leads, looked at once
         self._sources: dict[str | Path, Source] = {} if own is None else {IN_FILE: Source.of(name, own)}
         self._wide: dict[tuple[str, int], Any] = {}  # location and offset of a tensor → its copy in a wider dtype
+        self._kept: dict[tuple[Any, ...], Any] = {}  # how something is computed, and of which places → its result
         self._lock = threading.Lock()
 
     @property
@@ -155,6 +157,26 @@ class WeightStore:
         copy = None if origin is None else self._wide.get(origin)
         found = None if copy is None else self.array(copy)
         return found if found is not None and found.shape == array.shape and array.flags.c_contiguous else None
+
+    def add_kept(self, digest: str, places: Iterable[tuple[str, int]], result: Any) -> None:
+        """Says that what is computed of tensors at these places is stored as another tensor."""
+        self._kept[digest, *places] = result
+
+    def kept(self, digest: str, arrays: Iterable[np.ndarray]) -> np.ndarray | None:
+        """The stored result of a computation of these arrays, or `None`.
+
+        Raises:
+            InvalidModel: it does not lie where the model says.
+        """
+        found = self._kept.get((digest, *map(self.origin, arrays))) if self._kept else None
+        return None if found is None else self.array(found)
+
+    def rest(self, array: np.ndarray) -> None:
+        """Lets the system take the pages of an array that is not read for now; later reads bring them back."""
+        low = array.ctypes.data
+        for source in self.sources:
+            if source.start <= low < source.stop:
+                drop_pages(source.content, low - source.start, array.nbytes)
 
     def check_whole(self) -> None:
         """Raises `InvalidModel` if a file has become shorter since it was opened."""

@@ -1,7 +1,6 @@
 """What JAX computes of weights once: is it the same as computed in every call, shared, stored, told, and let go?"""
 
 import gc
-import json
 import warnings
 
 import numpy as np
@@ -54,7 +53,7 @@ def functions(session):
 
 
 def held(session):
-    return [array for function in functions(session) for array in getattr(function, "kept", ())]
+    return [each.array for function in functions(session) for each in getattr(function, "kept", ())]
 
 
 def test_a_transposed_matrix_is_turned_once(tmp_path):
@@ -189,32 +188,40 @@ def test_stored_code_keeps_its_parts(tmp_path):
 
 
 def test_damaged_parts_are_refused():
-    plan = kept.Plan(2, (0, 1), (1,), (("d", (0, 1)),))
-    data = kept.pair(plan, b"first", b"later")
-    assert kept.is_pair(data) and kept.unpair(data) == (plan, b"first", b"later")
-    for damaged in (data[:-1], data + b"x", data[:20], data.replace(b'"weights": 2', b'"weights": 1')):
+    items = (kept.Item("d", (0, 1), (2, 3), "float32"),)
+    plan = kept.Plan(2, (1,), items, (kept.Part(0, (0,), (0, 1)),))
+    data = kept.join(plan, [b"first"], b"later")
+    assert kept.is_joined(data) and kept.parted(data) == (plan, [b"first"], b"later")
+    damages = ((b'"weights": 2', b'"weights": 1'), (b'"code": 0', b'"code": 1'), (b'"items": [0]', b'"items": [1]'))
+    changed = [data.replace(*damage) for damage in (*damages, (b'"parts": [{', b'"parts": [3, {'))]
+    for damaged in (data[:-1], data + b"x", data[:20], data[:10], *changed):
+        assert damaged != data
         with pytest.raises(ValueError, match="stored code"):
-            kept.unpair(damaged)
-    head = json.dumps({"weights": 1, "sources": [0], "raw": None, "items": []}).encode()
-    sizes = b"".join(n.to_bytes(8, "little") for n in (len(head), 0, 0))
-    with pytest.raises(ValueError, match="stored code"):
-        kept.unpair(kept._MAGIC + sizes + head)
+            kept.parted(damaged)
 
 
 # What is kept, and what is not.
 
 
-def parts(function, arguments, weights):
+def split(function, arguments, weights):
     specs = [jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for a in (*arguments, *weights)]
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
-    split = prelude.split(closed, jax.tree.structure(shapes), len(weights))
-    if split is not None:
-        found = split.prelude(*(weights[i] for i in split.sources))
-        results = split.main(*arguments, *(weights[i] for i in split.raw), *found)
-        for result, expected in zip(results, function(*arguments, *weights), strict=True):
-            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
-        return [tuple(array.shape) for array in found], split.raw
-    return None
+    return prelude.split(closed, jax.tree.structure(shapes), len(weights))
+
+
+def parts(function, arguments, weights):
+    found = split(function, arguments, weights)
+    if found is None:
+        return None
+    arrays = [None] * len(found.items)
+    for part in found.parts:
+        for place, array in zip(part.items, found.codes[part.code](*(weights[i] for i in part.sources)), strict=True):
+            item, arrays[place] = found.items[place], array
+            assert (item.shape, item.dtype) == (array.shape, array.dtype.name)
+    results = found.main(*arguments, *(weights[i] for i in found.raw), *arrays)
+    for result, expected in zip(results, function(*arguments, *weights), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    return [tuple(array.shape) for array in arrays], found.raw
 
 
 X, W = normal(4, 6), normal(5, 6)
@@ -255,11 +262,22 @@ def test_what_would_fill_the_machine_is_not_kept(monkeypatch):
     assert parts(function, [X], [W]) is None
 
 
+@pytest.mark.parametrize(("batch", "calls", "codes"), [(1, 5, 3), (4 * 36 * 2, 3, 3), (1 << 20, 1, 1)])
+def test_weights_are_taken_in_batches_and_like_ones_by_the_same_code(monkeypatch, batch, calls, codes):
+    monkeypatch.setattr(prelude, "BATCH", batch)
+
+    def function(x, a, b, c, d, e):
+        return (x @ a.T + x @ b.T + x @ c.T + x @ (d * 2) + x @ (a * e),)
+
+    weights = [np.eye(6, k=k, dtype=np.float32) + normal(6, 6) / 50 for k in range(5)]
+    assert parts(function, [abs(X)], weights) == ([(6, 6)] * 5, ())
+    found = split(function, [X], weights)
+    assert len(found.parts) == calls and len(found.codes) == codes
+
+
 def test_names_tell_computations_apart():
     def item(function, *weights):
-        specs = [jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for a in (X, *weights)]
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*specs)
-        return prelude.split(closed, jax.tree.structure(shapes), len(weights)).items[0]
+        return split(function, [X], weights).items[0]
 
     square = normal(6, 6)
     same = item(lambda x, w: (x @ w.T,), square)
@@ -284,13 +302,8 @@ def test_a_number_in_another_shape_has_nothing_behind_it():
         return x @ w.T + shift, jax.lax.reshape(np.float32(3), (1,))
 
     x, w = normal(2, SIZE), normal(SIZE, SIZE)
-    closed, out = jax.make_jaxpr(function, return_shape=True)(x, w)
+    closed = jax.make_jaxpr(function)(x, w)
     assert any(
         isinstance(e.invars[0], jax.extend.core.Literal) for e in closed.jaxpr.eqns if e.primitive.name == "reshape"
     )
-    parts = prelude.split(closed, jax.tree.structure(out), 1)
-    assert parts is not None
-    for got, want in zip(
-        parts.main(x, *[a for a in (w,) if parts.raw], *parts.prelude(w)), function(x, w), strict=True
-    ):
-        np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert parts(function, [x], [w]) == ([(SIZE, SIZE)], ())

@@ -87,6 +87,9 @@ def _backend(device: Any) -> Backend:
         block=jax.block_until_ready,
         synchronize=_synchronize,
         ahead=lambda function, specs, weights: executable.ahead(device, rewrite(function), specs, weights),
+        keeps=(lambda function, specs, weights: executable.keeps(device, rewrite(function), specs, weights))
+        if on_cpu
+        else None,
         deserialize=functools.partial(executable.deserialize, device),
         factor=_widened if on_cpu else lambda array: array,
         compiles_in_threads=True,

@@ -5,7 +5,8 @@ Loading one runs code that it contains: only load files that you trust as much a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +14,8 @@ from jax.extend.core import jaxpr_as_fun, subjaxprs
 from jaxlib import xla_client
 
 from ep.backend import Code, Function, NotStorable, Specs
-from ep.backends.jax.kept import Plan, WithKept, is_pair, pair, unpair
-from ep.backends.jax.prelude import split
+from ep.backends.jax.kept import Plan, WithKept, is_joined, join, parted
+from ep.backends.jax.prelude import Split, split
 
 
 def ahead(device: Any, fn: Function, specs: Specs, weights: int = 0) -> tuple[Function, Code]:
@@ -34,14 +35,34 @@ def ahead(device: Any, fn: Function, specs: Specs, weights: int = 0) -> tuple[Fu
         compiled = _compile(device, fn, arguments)
         return compiled, lambda: _serialized(device, compiled)
     constants = arguments[len(arguments) - weights :]
-    sources = [constants[i] for i in parts.sources]
-    first = _compile(device, parts.prelude, sources, ONCE)
     raw = [constants[i] for i in parts.raw]
-    later = _compile(
-        device, parts.main, [*arguments[: len(arguments) - weights], *raw, *jax.eval_shape(parts.prelude, *sources)]
-    )
-    plan = Plan(weights, parts.sources, parts.raw, parts.items)
-    return WithKept(plan, first, later), lambda: pair(plan, _serialized(device, first), _serialized(device, later))
+    kept = [jax.ShapeDtypeStruct(item.shape, item.dtype) for item in parts.items]
+    later = _compile(device, parts.main, [*arguments[: len(arguments) - weights], *raw, *kept])
+    plan = Plan(weights, parts.raw, parts.items, parts.parts)
+    codes = _codes(device, parts, constants)
+    function = WithKept(plan, codes, later, device)
+    return function, lambda: join(plan, [_serialized(device, code()) for code in codes], _serialized(device, later))
+
+
+def keeps(device: Any, fn: Function, specs: Specs, weights: int) -> WithKept | None:
+    """What `ahead` would make, but that it cannot be called: it tells and computes what is kept, if anything is."""
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs]
+    closed, structure = jax.make_jaxpr(fn, return_shape=True)(*arguments)
+    parts = split(closed, jax.tree.structure(structure), weights)
+    if parts is None:
+        return None
+    codes = _codes(device, parts, arguments[len(arguments) - weights :])
+    return WithKept(Plan(weights, parts.raw, parts.items, parts.parts), codes, lambda *_: (), device)
+
+
+def _codes(device: Any, parts: Split, constants: Sequence[Any]) -> list[Callable[[], Any]]:
+    """Of each code of a split function what compiles it, once."""
+    made: list[Callable[[], Any]] = []
+    for number, code in enumerate(parts.codes):
+        sources = next(part.sources for part in parts.parts if part.code == number)
+        taken = [constants[i] for i in sources]
+        made.append(functools.cache(functools.partial(_compile, device, code, taken, ONCE)))
+    return made
 
 
 # For code that runs once: it compiles 10 times faster.
@@ -57,7 +78,7 @@ ONCE = {
 WITHOUT_CONVOLUTIONS = {"xla_backend_optimization_level": 2}
 
 
-def _compile(device: Any, fn: Function, arguments: Any, options: dict[str, Any] | None = None) -> Any:
+def _compile(device: Any, fn: Function, arguments: Any, options: Any = None) -> Any:
     # Unused arguments stay, or the stored executable would take fewer than the function.
     traced = jax.jit(fn, keep_unused=True).trace(*arguments)
     lowered = traced.lower()
@@ -99,9 +120,10 @@ def refuse(compiled: Any) -> None:
 def deserialize(device: Any, data: bytes, fn: Function | None) -> Callable[..., tuple[Any, ...]]:
     """Return the function of an executable, which runs in every thread."""
     del fn
-    if is_pair(data):
-        plan, first, later = unpair(data)
-        return WithKept(plan, *(_loaded(device, code) for code in (first, later)))
+    if is_joined(data):
+        plan, codes, later = parted(data)
+        made = [functools.partial(_loaded, device, code) for code in codes]
+        return WithKept(plan, made, _loaded(device, later), device)
     return _loaded(device, data)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,28 +14,45 @@ import numpy as np
 
 from ep.backend import Function
 
-_MAGIC = b"ep kept\n"  # behind it: the lengths of the plan and of both executables
+_MAGIC = b"ep kept\n"  # behind it: the length of the plan, the plan, and the executables
+
+
+@dataclass(frozen=True)
+class Item:
+    """An array that is kept: how it is computed, as a digest, from which weights, and what it is."""
+
+    digest: str
+    sources: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Items that one call of a code computes, and the weights that it takes; several parts may share a code."""
+
+    code: int
+    items: tuple[int, ...]
+    sources: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which of the last `weights` arguments the two parts of a function take, and what the first gives.
-
-    `items` are, of each result of the first: how it is computed, as a digest, and from which weights.
-    """
+    """Of the last `weights` arguments of a function: those that it goes on to take, and what it keeps of others."""
 
     weights: int
-    sources: tuple[int, ...]
     raw: tuple[int, ...]
-    items: tuple[tuple[str, tuple[int, ...]], ...]
+    items: tuple[Item, ...]
+    parts: tuple[Part, ...]
 
 
 @dataclass(eq=False)
 class _Kept:
-    """An array that was computed, and the host's arrays of the weights behind it: their addresses are in its name."""
+    """An array that is kept, and the host's arrays of the weights behind it: their addresses are in its name."""
 
     array: Any
     hosts: tuple[np.ndarray, ...]
+    is_borrowed: bool = False
 
 
 _shared: WeakValueDictionary[Any, _Kept] = WeakValueDictionary()
@@ -43,89 +60,132 @@ _lock = threading.Lock()
 
 
 class WithKept:
-    """A function of arguments and weights: `first` gives, of weights, what `later` takes besides arguments."""
+    """A function of arguments and weights: `codes` give, of weights, what `later` takes besides arguments.
 
-    def __init__(self, plan: Plan, first: Function, later: Function) -> None:
-        self.plan, self.first, self.later = plan, first, later
+    Each code is made when it is first needed: where all that it gives is there already, it never is.
+    """
+
+    def __init__(self, plan: Plan, codes: Sequence[Callable[[], Function]], later: Function, device: Any) -> None:
+        self.plan, self.later = plan, later
+        self._where = device.platform, device.id
+        self._make = codes
+        self._codes: list[Any] = [None] * len(codes)
 
     def __call__(self, *arrays: Any) -> Any:
         at = len(arrays) - self.plan.weights
-        raw = [arrays[at + i] for i in self.plan.raw]
-        return self.later(*arrays[:at], *raw, *self._compute(arrays[at:]))
+        kept: list[Any] = [None] * len(self.plan.items)
+        for part in self.plan.parts:
+            results = self.compute(part, [arrays[at + i] for i in part.sources])
+            for place, array in zip(part.items, results, strict=True):
+                kept[place] = array
+        return self.later(*arrays[:at], *(arrays[at + i] for i in self.plan.raw), *kept)
 
-    def bound(self, weights: Sequence[Any], hosts: Sequence[np.ndarray]) -> Function:
+    def bound(self, weights: Sequence[Any]) -> Function:
         """The function of the arguments alone. It tells what it holds besides weights, and which ones it does not read.
 
-        `hosts` are the same weights as NumPy has them: where they lie tells which other functions share an array.
+        `weights` are those of `ep.device_weights.Pending`: where the host has them tells which functions share an
+        array, and one that nobody else reads is on the device no longer than it takes to compute what is kept.
         """
-        keys = [self._key(item, hosts) for item in self.plan.items]
+        raw = [weights[i].array() for i in self.plan.raw]  # first: it may move what the host has
+        sources = [tuple(weights[i].host for i in item.sources) for item in self.plan.items]
+        keys = [self._key(item, hosts) for item, hosts in zip(self.plan.items, sources, strict=True)]
         with _lock:
             entries = [_shared.get(key) for key in keys]
-        if None in entries:
-            for place, array in enumerate(self._compute(weights)):
-                sources = tuple(hosts[i] for i in self.plan.items[place][1])
-                with _lock:
-                    entries[place] = _shared.setdefault(keys[place], _Kept(array, sources))
-        kept = [entry.array for entry in entries if entry is not None]
-        later, constants = self.later, [*(weights[i] for i in self.plan.raw), *kept]
+
+        def add(place: int, array: Any, is_borrowed: bool) -> None:
+            with _lock:
+                entries[place] = _shared.setdefault(keys[place], _Kept(array, sources[place], is_borrowed))
+
+        for place, item in enumerate(self.plan.items):
+            stored = weights[0].stored(item, sources[place]) if entries[place] is None else None
+            if stored is not None:
+                add(place, *stored)
+        for part in self.plan.parts:
+            missing = [place for place in part.items if entries[place] is None]
+            if missing:
+                results = dict(
+                    zip(part.items, self.compute(part, [weights[i].once() for i in part.sources]), strict=True)
+                )
+                for place in missing:
+                    add(place, results[place], False)
+                del results
+                for i in set(part.sources).difference(self.plan.raw):
+                    weights[i].rest()
+        later, constants = self.later, [*raw, *(entry.array for entry in entries if entry is not None)]
 
         def call(*arguments: Any) -> Any:
             return later(*arguments, *constants)
 
-        call.kept, call.entries = kept, entries  # type: ignore[attr-defined]
-        call.unread = sorted(set(self.plan.sources) - set(self.plan.raw))  # type: ignore[attr-defined]
+        call.kept = entries  # type: ignore[attr-defined]
+        read = set(self.plan.raw)
+        call.unread = sorted({i for item in self.plan.items for i in item.sources} - read)  # type: ignore[attr-defined]
         return call
 
-    def _compute(self, weights: Sequence[Any]) -> Sequence[Any]:
-        return jax.block_until_ready(self.first(*(weights[i] for i in self.plan.sources)))
+    def compute(self, part: Part, sources: Sequence[Any]) -> Sequence[Any]:
+        """The items of a part, from its weights."""
+        code = self._codes[part.code]
+        if code is None:
+            code = self._codes[part.code] = self._make[part.code]()
+        return jax.block_until_ready(code(*sources))
 
-    def _key(self, item: tuple[str, tuple[int, ...]], hosts: Sequence[np.ndarray]) -> Any:
-        digest, sources = item
-        places = [(hosts[i].ctypes.data, hosts[i].dtype, hosts[i].shape, hosts[i].strides) for i in sources]
-        return digest, tuple(places)
-
-
-# The stored form: both executables, behind the plan.
-
-
-def pair(plan: Plan, first: bytes, later: bytes) -> bytes:
-    """Both parts of a function as one string of bytes."""
-    head = json.dumps(asdict(plan)).encode()
-    sizes = b"".join(len(part).to_bytes(8, "little") for part in (head, first, later))
-    return b"".join((_MAGIC, sizes, head, first, later))
+    def _key(self, item: Item, hosts: Sequence[np.ndarray]) -> Any:
+        return item.digest, self._where, tuple((a.ctypes.data, a.dtype, a.shape, a.strides) for a in hosts)
 
 
-def is_pair(data: bytes) -> bool:
-    """Whether bytes are those of `pair`, and not an executable alone."""
+# The stored form: all executables, behind the plan.
+
+
+def join(plan: Plan, codes: Sequence[bytes], later: bytes) -> bytes:
+    """All of a function as one string of bytes."""
+    blobs = [*codes, later]
+    head = json.dumps(asdict(plan) | {"lengths": list(map(len, blobs))}).encode()
+    return b"".join((_MAGIC, len(head).to_bytes(8, "little"), head, *blobs))
+
+
+def is_joined(data: bytes) -> bool:
+    """Whether bytes are those of `join`, and not an executable alone."""
     return data.startswith(_MAGIC)
 
 
-def unpair(data: bytes) -> tuple[Plan, bytes, bytes]:
-    """What `pair` joined.
+def parted(data: bytes) -> tuple[Plan, list[bytes], bytes]:
+    """What `join` joined.
 
     Raises:
         ValueError: the bytes are damaged.
     """
-    at = len(_MAGIC)
-    head, first, later = (int.from_bytes(data[at + 8 * i : at + 8 * i + 8], "little") for i in range(3))
-    at += 24
-    if len(data) != at + head + first + later:
-        raise ValueError("the parts of stored code have other lengths than it says")
-    found = json.loads(data[at : at + head])
+    at = len(_MAGIC) + 8
+    end = at + int.from_bytes(data[len(_MAGIC) : at], "little")
     try:
-        plan = Plan(
-            int(found["weights"]),
-            _numbers(found["sources"], found["weights"]),
-            _numbers(found["raw"], found["weights"]),
-            tuple((str(digest), _numbers(sources, found["weights"])) for digest, sources in found["items"]),
-        )
-    except (KeyError, TypeError) as cause:
+        found = json.loads(data[at:end])
+        lengths = _numbers(found["lengths"], len(data) + 1)
+        if not lengths or end + sum(lengths) != len(data):
+            raise ValueError("the parts of stored code have other lengths than it says")
+        plan = _plan(found, len(lengths) - 1)
+    except (KeyError, TypeError, ValueError) as cause:
         raise ValueError(f"the plan of stored code is damaged ({cause!r})") from cause
-    at += head
-    return plan, data[at : at + first], data[at + first :]
+    blobs = []
+    for length in lengths:
+        blobs.append(data[end : end + length])
+        end += length
+    return plan, blobs[:-1], blobs[-1]
+
+
+def _plan(found: Any, codes: int) -> Plan:
+    weights = found["weights"]
+    items = tuple(
+        Item(str(i["digest"]), _numbers(i["sources"], weights), tuple(map(int, i["shape"])), str(i["dtype"]))
+        for i in found["items"]
+    )
+    parts = tuple(
+        Part(_numbers([p["code"]], codes)[0], _numbers(p["items"], len(items)), _numbers(p["sources"], weights))
+        for p in found["parts"]
+    )
+    if sorted(place for part in parts for place in part.items) != list(range(len(items))):
+        raise ValueError("not every item is computed once")
+    return Plan(int(weights), _numbers(found["raw"], weights), items, parts)
 
 
 def _numbers(values: Sequence[Any], limit: int) -> tuple[int, ...]:
     if not all(isinstance(value, int) and 0 <= value < limit for value in values):
-        raise ValueError(f"stored code names weights {values} of {limit}")
+        raise ValueError(f"stored code names numbers {values} of {limit}")
     return tuple(values)

@@ -19,8 +19,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from ep.backends.jax.kept import Item, Part
 from ep.backends.jax.layout import bind
 
+BATCH = 64 << 20  # bytes of weights that are taken at a time, or an eighth of them: they are copies where not aligned
 SPARE = 32 << 20  # bytes by which what is kept may exceed the weights that it stands for: 8-bit ones are widened
 SHARE = 0.25  # of the machine's memory: models whose weights would take more stay as they are in their files
 MOST = 8  # times the size of its weights, as 4 bits have in 32; what is larger is repeated rather than computed
@@ -31,13 +33,13 @@ Kept = tuple[Any, tuple[int, ...] | None]  # a value of the function, and the or
 
 @dataclass(frozen=True)
 class Split:
-    """A function as `prelude` from weights to what is kept, and `main` from arguments, `raw` weights and that."""
+    """A function as `codes`, from weights to what is kept, and `main`, from arguments, `raw` weights and all that."""
 
-    prelude: Any
     main: Any
-    sources: tuple[int, ...]  # the weights that the prelude takes
     raw: tuple[int, ...]  # the weights that main takes as they are
-    items: tuple[tuple[str, tuple[int, ...]], ...]  # of each kept array: what it is computed by, and from which weights
+    items: tuple[Item, ...]
+    parts: tuple[Part, ...]
+    codes: tuple[Any, ...]
 
 
 def split(closed: ClosedJaxpr, structure: Any, weights: int) -> Split | None:
@@ -56,16 +58,21 @@ def split(closed: ClosedJaxpr, structure: Any, weights: int) -> Split | None:
             kept.append((value, order))
     if not kept or sum(_bytes(value) for value, _ in kept) > _memory() * SHARE:
         return None
-    first = _needed(jaxpr, [value for value, _ in kept], ())
     later = _needed(jaxpr, [v for v in jaxpr.outvars if not isinstance(v, Literal)], kept)
-    sources = [i for i, w in enumerate(constants) if w in first.reads]
     raw = [i for i, w in enumerate(constants) if w in later.reads]
     consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    items = tuple(_item((v, order), sorted(cones[v]), constants, made_by, consts) for v, order in kept)
 
-    def prelude(*arrays: Any) -> tuple[Any, ...]:
-        env = consts | dict(zip([constants[i] for i in sources], arrays, strict=True))
-        _evaluate(first.equations, env, {})
-        return tuple(env[v] if order is None else lax.transpose(env[v], order) for v, order in kept)
+    def code(part: Part) -> Any:
+        results = [kept[i] for i in part.items]
+        needed = _needed(jaxpr, [value for value, _ in results], ())
+
+        def run(*arrays: Any) -> tuple[Any, ...]:
+            env = consts | dict(zip([constants[i] for i in part.sources], arrays, strict=True))
+            _evaluate(needed.equations, env, {})
+            return tuple(env[v] if order is None else lax.transpose(env[v], order) for v, order in results)
+
+        return run
 
     def main(*arrays: Any) -> Any:
         own = [*arguments, *(constants[i] for i in raw)]
@@ -76,8 +83,30 @@ def split(closed: ClosedJaxpr, structure: Any, weights: int) -> Split | None:
         leaves = [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
         return jax.tree.unflatten(structure, leaves)
 
-    items = tuple(_origin((v, order), sorted(cones[v]), constants, made_by, consts) for v, order in kept)
-    return Split(prelude, main, tuple(sources), tuple(raw), items)
+    parts, firsts = _parts(items, [_bytes(w) for w in constants])
+    return Split(main, tuple(raw), items, parts, tuple(map(code, firsts)))
+
+
+def _parts(items: Sequence[Item], sizes: Sequence[int]) -> tuple[tuple[Part, ...], list[Part]]:
+    """The items in batches, and one batch for each code: those that compute the same of other weights share it."""
+    needs = [sum(sizes[i] for i in item.sources) for item in items]
+    most = max(BATCH, sum(needs) // 8)
+    batches: list[list[int]] = []
+    size = 0
+    for place, need in enumerate(needs):
+        if not batches or size + need > most:
+            batches.append([])
+            size = 0
+        batches[-1].append(place)
+        size += need
+    parts: list[Part] = []
+    codes: dict[Any, tuple[int, Part]] = {}
+    for batch in batches:
+        sources = tuple(dict.fromkeys(i for place in batch for i in items[place].sources))
+        look = tuple((items[p].digest, tuple(map(sources.index, items[p].sources))) for p in batch)
+        number = codes.setdefault(look, (len(codes), Part(len(codes), tuple(batch), sources)))[0]
+        parts.append(Part(number, tuple(batch), sources))
+    return tuple(parts), [part for _, part in codes.values()]
 
 
 def _cones(jaxpr: Any, constants: Sequence[Any]) -> dict[Any, frozenset[int]]:
@@ -187,10 +216,10 @@ def _turned(params: dict[str, Any], orders: Sequence[tuple[int, ...] | None]) ->
     return params | {"dimension_numbers": (tuple(map(tuple, contracted)), tuple(map(tuple, batch)))}
 
 
-def _origin(
+def _item(
     kept: Kept, sources: list[int], constants: Sequence[Any], made_by: dict[Any, Any], consts: dict[Any, Any]
-) -> tuple[str, tuple[int, ...]]:
-    """How a value is computed, as a digest that is the same in every function that does, and from which weights."""
+) -> Item:
+    """What is kept, with a digest of how it is computed that is the same in every function that does."""
     value, order = kept
     names: dict[Any, str] = {constants[n]: f"weight {i} {constants[n].aval}" for i, n in enumerate(sources)}
     names.update((v, _content(array)) for v, array in consts.items())
@@ -206,7 +235,9 @@ def _origin(
             names[v] = hashlib.sha256(text.encode()).hexdigest()
         return names[v]
 
-    return hashlib.sha256(f"{name(value)} {order}".encode()).hexdigest(), tuple(sources)
+    shape = value.aval.shape if order is None else tuple(value.aval.shape[axis] for axis in order)
+    digest = hashlib.sha256(f"{name(value)} {order}".encode()).hexdigest()
+    return Item(digest, tuple(sources), shape, value.aval.dtype.name)
 
 
 def _content(array: Any) -> str:
