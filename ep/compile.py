@@ -250,7 +250,7 @@ class CompiledGroup:
             arguments = list(map(self.backend.enter, arguments))
         host = [to_host(env[v], self.backend.xp) for v in group.host_inputs]
         if self.context.eager:
-            results = self._trace(host, arguments + self.place())
+            results = self.trace(host, arguments + self.place())
         else:
             results = self._call(host, arguments)
         for value, result in zip(group.outputs, results, strict=True):
@@ -322,7 +322,7 @@ class CompiledGroup:
 
     def _first(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Callable[..., Any], Any, bool]:
         """A function for these arguments, its results, and whether it was stored; else it is newly compiled."""
-        return self.context.library.first(self, host, values, lambda *traced: self._trace(host, traced))
+        return self.context.library.first(self, host, values, lambda *traced: self.trace(host, traced))
 
     def _grown(self, key: Any, grown: Any, host: list[np.ndarray], arguments: list[Any], weights: list[Any]) -> Any:
         """What does not depend on the growing axes compiled, the rest on the host."""
@@ -349,7 +349,7 @@ class CompiledGroup:
             values = [*(to_host(a, backend.xp) for a in arguments), *constants]
             results = self._evaluate(Runner(self.context.host, self.context.host), host, values)
         else:
-            results = self._trace(host, [*map(backend.enter, arguments), *weights])
+            results = self.trace(host, [*map(backend.enter, arguments), *weights])
         self._rented(key, host, results, time.perf_counter() - started)
         return results
 
@@ -377,7 +377,8 @@ class CompiledGroup:
                 fix="run it with options={'compile': 'off'} to learn which node fails.",
             ) from cause
 
-    def _trace(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Any, ...]:
+    def trace(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Any, ...]:
+        """The function that is compiled: the outputs for arguments and weights, given the host's values."""
         results, asarray = self._evaluate(self.runner, host, values), self.backend.xp.asarray
         return tuple(asarray(r) if isinstance(r, np.ndarray | np.generic) else r for r in results)
 

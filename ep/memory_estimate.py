@@ -14,6 +14,7 @@ from ep.abstract_run import Abstract, Values, abstract_run
 from ep.device_weights import DeviceWeights
 from ep.errors import InvalidInput, did_you_mean
 from ep.feeds import ValueInfo
+from ep.kept_weights import foresee
 from ep.partition import read_otherwise
 from ep.passes import bind, foldable, pays, remove_unused
 from ep.program import walk
@@ -34,6 +35,7 @@ class Estimate:
     device: str
     weights: int
     copied: int  # of the weights: what the device cannot borrow
+    kept: int  # of the weights: what compiled code reads instead of them, in the layout and dtype that it computes in
     activations: int  # at the node where most results are alive at once
     peak_node: str
     cache: int  # key-value caches that go in and come out
@@ -71,7 +73,9 @@ class Estimate:
     def __str__(self) -> str:
         lines = [
             f"{self.model}: {size(self.total)}, {self.verdict()}",
-            f"  weights      {size(self.weights)}" + (f", {size(self.copied)} copied" if self.copied else ", borrowed"),
+            f"  weights      {size(self.weights)}"
+            + (f", {size(self.copied)} copied" if self.copied else ", borrowed")
+            + (f", {size(self.kept)} as compiled code computes" if self.kept else ""),
             f"  activations  {size(self.activations)}" + (f" at '{self.peak_node}'" if self.peak_node else ""),
             f"  caches       {size(self.cache)}",
         ]
@@ -100,7 +104,8 @@ def estimate(source: Any, shapes: Shapes | None = None, *, device: str = "auto",
     from ep.devices import resolve
     from ep.loader import load_model
 
-    backend = resolve(device, {})[0].backend
+    providers = resolve(device, {})
+    backend = providers[0].backend
     model, store, name = load_model(source, weights)
     graph = remove_unused(bind(model, store, name))
     dims = _dims(graph, shapes or {})
@@ -112,18 +117,24 @@ def estimate(source: Any, shapes: Shapes | None = None, *, device: str = "auto",
     computed, stored = _computed_at_load(graph, env)
     cache = _caches(graph)
     activations, peak_node = _peak(graph, env, cache | computed)
-    kept = {*graph.constants, *computed}
-    held, copied = _held(graph, env, computed, stored, DeviceWeights(backend, store))
+    constant = {*graph.constants, *computed}
+    owner = DeviceWeights(backend, store)
+    steps = [step for step in graph.steps if not computed.intersection(step.outputs)]
+    kept, unread = foresee(steps, graph, env, graph.constants | _stand_ins(env, computed), providers, owner)
+    held, copied = _held(graph, env, computed, stored, owner, unread)
+    instead = sum(each.nbytes for each in kept)
+    borrowed = sum(each.nbytes for each in kept if each.stored is not None and not owner.obstacle(each.stored, False))
     return Estimate(
         name,
         f"{backend.name} ({backend.device})",
-        held,
-        copied,
+        held + instead,
+        copied + instead - borrowed,
+        instead,
         activations,
         peak_node,
         sum(nbytes(env[v]) for v in cache),
         dims.assumed,
-        sum(env[v] is None for step in graph.steps for v in step.outputs if v is not None and v not in kept),
+        sum(env[v] is None for step in graph.steps for v in step.outputs if v is not None and v not in constant),
         backend.memory.available(),
     )
 
@@ -200,10 +211,24 @@ def _typed(value: Any, dtype: Any, sizes: Mapping[Any, int], default: int | None
 # What lives, and when.
 
 
-def _held(graph: Any, env: Values, computed: set[Any], stored: set[Any], weights: DeviceWeights) -> tuple[int, int]:
-    """Bytes of all weights on the device, and of those that it does not borrow. Strings are no weights."""
+def _stand_ins(env: Values, values: Iterable[Any]) -> dict[Any, np.ndarray]:
+    """Arrays of the shapes and dtypes of values; where their contents are not known, they take no memory."""
+    return {
+        v: known if isinstance(known, np.ndarray) else np.broadcast_to(np.zeros((), known.dtype), known.shape)
+        for v in values
+        if isinstance(known := env[v], np.ndarray | Abstract)
+    }
+
+
+def _held(
+    graph: Any, env: Values, computed: set[Any], stored: set[Any], weights: DeviceWeights, unread: set[Any]
+) -> tuple[int, int]:
+    """Bytes of the weights on the device, and of those that it does not borrow. Strings are no weights.
+
+    Those in `unread` do not stay.
+    """
     read = {v for step in graph.steps if not computed.intersection(step.outputs) for v in step.reads()}
-    read |= set(graph.outputs)
+    read = (read | set(graph.outputs)) - unread
     factors = (read | stored) - read_otherwise(graph.steps)
     inside = [body for step in walk(graph.steps) for body in step.bodies.values()]
     arrays = {(v, a.ctypes.data): a for v, a in graph.constants.items() if v in read}
@@ -214,8 +239,9 @@ def _held(graph: Any, env: Values, computed: set[Any], stored: set[Any], weights
             wide = value in factors and weights.widens(array.dtype)
             count = array.size * WIDE_BYTES if wide else array.nbytes
             sizes[address] = count, count if weights.obstacle(array, wide) else 0
-    made = [env[v] for v in stored]
-    widened = [isinstance(env[v], Abstract) and v in factors and weights.widens(env[v].dtype) for v in stored]
+    staying = stored - unread
+    made = [env[v] for v in staying]
+    widened = [isinstance(env[v], Abstract) and v in factors and weights.widens(env[v].dtype) for v in staying]
     copies = sum(a.size * WIDE_BYTES if wide else nbytes(a) for a, wide in zip(made, widened, strict=True))
     return sum(count for count, _ in sizes.values()) + copies, sum(copy for _, copy in sizes.values()) + copies
 

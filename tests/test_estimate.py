@@ -176,3 +176,37 @@ def test_halves_count_as_the_library_holds_them(tmp_path):
     onnx.save(model, tmp_path / "m.onnx")
     found = ep.estimate(tmp_path / "m.onnx", device="cpu")
     assert found.weights == found.copied == 2 * w.nbytes  # JAX multiplies them as float32
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_what_code_keeps_of_weights_is_foreseen(tmp_path, half):
+    """Instead of weights that no code reads then; of one that is also read as it is, in addition."""
+    pytest.importorskip("jax")
+    numbers = np.random.default_rng(0).standard_normal((3, 48, 48)).astype(np.float32)
+    kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Gemm", ["x", "a"], ["xa"], transB=1),
+        helper.make_node("Gemm", ["xa", "b"], ["xb"], transB=1),
+        helper.make_node("Add", ["b", "xb"], ["sum"]),
+        helper.make_node("Transpose", ["c"], ["turned"]),  # computed at load
+        helper.make_node("Gemm", ["sum", "turned"], ["y"], transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, ["n", 48])],
+        [helper.make_tensor_value_info("y", kind, ["n", 48])],
+        [
+            onnx.numpy_helper.from_array(w.astype(np.float16 if half else np.float32), n)
+            for n, w in zip("abc", numbers, strict=True)
+        ],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), tmp_path / "m.onnx")
+    found = ep.estimate(tmp_path / "m.onnx", {"n": 48}, device="cpu")
+    session = ep.load(tmp_path / "m.onnx", "cpu", options={"context.cache": "off"})
+    session.run(None, {"x": numbers[0].astype(np.float16 if half else np.float32)})
+    totals = session.weights.totals
+    assert found.kept == totals.kept_bytes > 0
+    on_device = sum(w.device_array.nbytes for w in session.weights if w.device_array is not None)
+    assert found.weights == on_device + totals.kept_bytes
+    assert f"{found.kept / 1024:.1f} KiB as compiled code computes" in str(found)

@@ -1,7 +1,11 @@
 """What JAX computes of weights once: is it the same as computed in every call, shared, stored, told, and let go?"""
 
 import gc
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -307,3 +311,68 @@ def test_a_number_in_another_shape_has_nothing_behind_it():
         isinstance(e.invars[0], jax.extend.core.Literal) for e in closed.jaxpr.eqns if e.primitive.name == "reshape"
     )
     assert parts(function, [x], [w]) == ([(SIZE, SIZE)], ())
+
+
+def test_groups_that_are_split_tell_what_they_keep(tmp_path, monkeypatch):
+    monkeypatch.setattr("ep.variants.Variants._due", lambda self, key: False)
+    w, v = normal(SIZE, SIZE) / 8, normal(SIZE, SIZE) / 8
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["a"], transB=1),
+        helper.make_node("Gemm", ["a", "v"], ["b"], transB=1),
+        helper.make_node("Concat", ["past", "b"], ["rows"], axis=0),
+        helper.make_node("ReduceSum", ["rows", "axes"], ["y"], keepdims=1),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"w": w, "v": v, "axes": np.array([0])}, ("y", "rows"), (1, SIZE))
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("past", TensorProto.FLOAT, ["n", SIZE]))
+    onnx.save(model, path)
+    session = load(path)
+    x, rows = normal(1, SIZE), np.zeros((0, SIZE), np.float32)
+    for _ in range(8):
+        y, rows = session.run(None, {"x": x, "past": rows})
+        np.testing.assert_allclose(y, rows.sum(0, keepdims=True), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(rows, np.repeat(x @ w.T @ v.T, 8, 0), rtol=1e-4, atol=1e-5)
+    assert any(getattr(g, "growing", None) for _, g in session._executable.every())
+    assert session.weights.totals.kept_bytes == w.nbytes + v.nbytes
+    for _, runnable in session._executable.every():
+        runnable.cache.clear()  # what is left belongs to the parts that do not grow
+    assert session.weights.totals.kept_bytes == w.nbytes + v.nbytes
+
+
+DEVICES = """
+import sys, numpy as np, onnx, ep
+w = onnx.numpy_helper.to_array(onnx.load(sys.argv[1]).graph.initializer[0])
+x = np.ones((2, len(w)), np.float32)
+for device in ("cpu:0", "cpu:1"):
+    session = ep.load(sys.argv[1], device, options={"context.cache": "off"})
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ w.T, rtol=1e-5, atol=1e-5)
+    (place,) = {each.array.device for _, g in session._executable.every() for f in g.cache.values() for each in f.kept}
+    assert place.id == int(device[-1]), place
+    sys.first = session  # lives on, so that the second could share
+"""
+
+
+def test_devices_share_nothing(tmp_path):
+    path, _ = dense(tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES, str(path)],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_a_resting_session_gives_the_memory_back(tmp_path):
+    def private():
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+    side = 2048
+    w = np.ones((side, side), np.float32)
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], transB=1)
+    session = load(save(tmp_path / "m.onnx", [node], {"w": w}, shape=("n", side)))
+    session.run(None, {"x": np.ones((1, side), np.float32)})
+    held = private()
+    session.hibernate()
+    assert private() < held - w.nbytes * 0.9

@@ -45,10 +45,10 @@ def ahead(device: Any, fn: Function, specs: Specs, weights: int = 0) -> tuple[Fu
 
 
 def keeps(device: Any, fn: Function, specs: Specs, weights: int) -> WithKept | None:
-    """What `ahead` would make, but that it cannot be called: it tells and computes what is kept, if anything is."""
+    """What `ahead` would keep, if anything: a function that cannot be called, but tells it, and computes it."""
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs]
     closed, structure = jax.make_jaxpr(fn, return_shape=True)(*arguments)
-    parts = split(closed, jax.tree.structure(structure), weights)
+    parts = split(closed, jax.tree.structure(structure), weights, apart=True)
     if parts is None:
         return None
     codes = _codes(device, parts, arguments[len(arguments) - weights :])

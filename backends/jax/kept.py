@@ -128,6 +128,10 @@ class WithKept:
             code = self._codes[part.code] = self._make[part.code]()
         return jax.block_until_ready(code(*sources))
 
+    def item(self, place: int, sources: Sequence[Any]) -> Any:
+        """One item, from its weights, where each has a part of its own."""
+        return self.compute(self.plan.parts[place], sources)[0]
+
     def _key(self, item: Item, hosts: Sequence[np.ndarray]) -> Any:
         return item.digest, self._where, tuple((a.ctypes.data, a.dtype, a.shape, a.strides) for a in hosts)
 

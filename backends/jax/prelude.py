@@ -42,8 +42,11 @@ class Split:
     codes: tuple[Any, ...]
 
 
-def split(closed: ClosedJaxpr, structure: Any, weights: int) -> Split | None:
-    """Split a function whose last `weights` inputs are the same in every call; `None` if that saves nothing."""
+def split(closed: ClosedJaxpr, structure: Any, weights: int, *, apart: bool = False) -> Split | None:
+    """Split a function whose last `weights` inputs are the same in every call; `None` if that saves nothing.
+
+    With `apart`, each array that is kept has a part of its own.
+    """
     jaxpr = closed.jaxpr
     count = len(jaxpr.invars) - weights
     arguments, constants = jaxpr.invars[:count], jaxpr.invars[count:]
@@ -83,18 +86,18 @@ def split(closed: ClosedJaxpr, structure: Any, weights: int) -> Split | None:
         leaves = [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
         return jax.tree.unflatten(structure, leaves)
 
-    parts, firsts = _parts(items, [_bytes(w) for w in constants])
+    parts, firsts = _parts(items, [_bytes(w) for w in constants], apart)
     return Split(main, tuple(raw), items, parts, tuple(map(code, firsts)))
 
 
-def _parts(items: Sequence[Item], sizes: Sequence[int]) -> tuple[tuple[Part, ...], list[Part]]:
+def _parts(items: Sequence[Item], sizes: Sequence[int], apart: bool) -> tuple[tuple[Part, ...], list[Part]]:
     """The items in batches, and one batch for each code: those that compute the same of other weights share it."""
     needs = [sum(sizes[i] for i in item.sources) for item in items]
     most = max(BATCH, sum(needs) // 8)
     batches: list[list[int]] = []
     size = 0
     for place, need in enumerate(needs):
-        if not batches or size + need > most:
+        if apart or not batches or size + need > most:
             batches.append([])
             size = 0
         batches[-1].append(place)
