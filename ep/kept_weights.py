@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ep.abstract_run import Abstract
-from ep.compile import CompiledGroup, Context, Counters, Executable
+from ep.compile import Executable
+from ep.compiled_group import CompiledGroup, Context, Counters
 from ep.device_weights import DeviceWeights
 from ep.errors import EpError
 from ep.placement import HOST, Placer

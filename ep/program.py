@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,10 @@ class Untraceable(Exception):
     """A lowering needs a value that does not exist while tracing; the planner cuts the graph at `step`."""
 
     step: Step | None = None
+
+
+class TooLong(Exception):
+    """Steps on the host took more time than they were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +61,14 @@ class Runner:
     host: Any
     overrides: Overrides | None = None
     on_host: frozenset[int] = frozenset()  # id() of steps that run with the host namespace
+    until: float = math.inf  # on `time.perf_counter`: no step starts after it
 
     def evaluate(self, steps: Sequence[Step], env: dict[Any, Any]) -> None:
         """Runs the steps in order, reading and writing `env` (value → array, list of arrays, or None)."""
         with np.errstate(all="ignore"):  # overflow and NaN are results like others, on the host too
             for step in steps:
+                if self.until < math.inf and time.perf_counter() > self.until:
+                    raise TooLong
                 self._run(step, env)
 
     def _run(self, step: Step, env: dict[Any, Any]) -> None:
@@ -69,6 +78,8 @@ class Runner:
             results = self._call(step, xp, env)
         except EpError as error:
             error.at = error.at or located(step)
+            raise
+        except TooLong:
             raise
         except Untraceable as signal:
             signal.step = step  # the outermost step wins: that is the one which a plan can cut

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ep import context_saving
-from ep.compile import Context, Counters, Executable
+from ep.compile import Executable
+from ep.compiled_group import Context, Counters
 from ep.context_cache import open_cache
 from ep.context_options import ContextOptions
 from ep.context_reader import CONTEXTS

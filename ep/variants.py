@@ -4,11 +4,13 @@ Two kinds of signatures come by the hundred and return late or never: host value
 loop), and shapes that grow because results are fed back (the cache of a language model, one longer with each token;
 in a graph that is cut, groups that see no such result grow in an arithmetic progression). Of these, a group compiles
 few; a further one only when running it without has cost, with the run to come, as much as compiling (at most twice
-the best that could have been done), or when it comes several times in a row.
+the best that could have been done), or when it comes several times in a row. Other shapes are all compiled, until
+they are so many that the next one is probably new again.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+MAX_SHAPES = 16  # shapes that are compiled in any case
 MAX_HOST = 16  # host values compiled per combination of shapes; more of them are run without compiling
 FEW_HOST = 2  # so many are compiled in any case, also where compiling does not pay
 STEADY = 2  # so often in a row without compiling, and a signature is no passing one
@@ -36,6 +39,7 @@ class Variants:
         self.feedback = feedback
         self.recent: deque[Past] = deque(maxlen=REMEMBERED)
         self.growing: list[Axes] = []  # axes that were seen to grow together
+        self.patient = True  # until running on the host was seen to take longer than compiling
         self._host: Counter[Any] = Counter()  # shapes → how many host values were compiled for them
         self._compiling, self._compiled = 0.0, 0  # seconds, and of how many functions
         self._rent = 0.0  # seconds of the last run without compiling
@@ -48,6 +52,16 @@ class Variants:
         if compiled < FEW_HOST or not self._compiled:
             return compiled < MAX_HOST
         return compiled < MAX_HOST and self._due(key)
+
+    def pays_shapes(self, key: Any, shapes: Any) -> bool:
+        """Whether to compile further shapes."""
+        few = len(self._host) < MAX_SHAPES or shapes in self._host
+        return few or not (self.patient and self._compiled) or self._due(key)
+
+    @property
+    def price(self) -> float:
+        """Seconds that compiling took on average; infinite if nothing was compiled."""
+        return self._compiling / self._compiled if self._compiled else math.inf
 
     def grown(self, key: Any, shapes: Any) -> tuple[Axes, Past] | None:
         """The axes that grow, and an earlier call from which this differs in them alone; `None`: compile."""
@@ -89,9 +103,7 @@ class Variants:
     def _due(self, key: Any) -> bool:
         if self._latest == (key, STEADY):
             return True
-        if not self._compiled:
-            return False
-        return self._spent.get(key, 0.0) + self._rent >= self._compiling / self._compiled
+        return self._spent.get(key, 0.0) + self._rent >= self.price
 
     def forget(self) -> None:
         """Nothing is compiled any more."""

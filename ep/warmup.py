@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ep.compiled_group import COMPILE_ALL
 from ep.errors import ExecutionError, InvalidInput, did_you_mean
 from ep.feeds import ValueInfo
 
@@ -103,6 +104,7 @@ def warm_up(session: Any, shapes: Sequence[Shapes], progress: Progress | None, p
 
 
 def _run(session: Any, feeds: Mapping[str, Any]) -> None:
+    before = COMPILE_ALL.set(True)
     try:
         session.run(None, feeds)
     except ExecutionError as error:
@@ -111,3 +113,5 @@ def _run(session: Any, feeds: Mapping[str, Any]) -> None:
             why=str(error),
             fix="pass arrays with contents that the model takes instead of shapes: {'name': array}.",
         ) from error
+    finally:
+        COMPILE_ALL.reset(before)

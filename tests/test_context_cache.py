@@ -338,7 +338,9 @@ def test_what_xla_cannot_serialize_is_not_stored():
         def serialize_executable(self, compiled):
             raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: `LessThan` is not serializable.")
 
-    function, code = executable.ahead(SimpleNamespace(client=Client()), lambda x: (x + 1,), [((2,), np.dtype("f4"))])
+    function, code = executable.ahead(
+        SimpleNamespace(platform="cpu", client=Client()), lambda x: (x + 1,), [((2,), np.dtype("f4"))]
+    )
     np.testing.assert_array_equal(function(np.zeros(2, np.float32))[0], [1, 1])
     with pytest.raises(NotStorable, match="LessThan"):
         code()

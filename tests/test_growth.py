@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import parse
+from conftest import parse, require
 
 import ep
+import ep.variants
 from ep.variants import NOT_ALONE, Past, Variants, continues, longer
 
 F32 = np.dtype(np.float32)
@@ -188,3 +189,47 @@ def test_what_comes_in_a_row_is_compiled():
         assert variants.grown("here", shapes((2,)))
         variants.rented("here", past((2,)), 0.001)
     assert variants.grown("here", shapes((2,))) is None
+
+
+# Shapes by the hundred.
+
+SHAPES = "agraph (float[n] x) => (float[n] y) { a = Exp(x)  b = Add(a, x)  y = Softmax<axis = 0>(b) }"
+
+
+def shapes_session(monkeypatch):
+    require("jax")
+    monkeypatch.setattr(ep.variants, "MAX_SHAPES", 2)
+    return ep.load(parse(SHAPES), "jax", options={"context.cache": "off"})
+
+
+def softmax(n):
+    x = np.linspace(-1, 1, n, dtype=np.float32)
+    z = np.exp(np.exp(x.astype(np.float64)) + x)
+    return x, z / z.sum()
+
+
+def test_one_more_of_many_shapes_runs_on_the_host_until_it_returns(monkeypatch):
+    session = shapes_session(monkeypatch)
+    monkeypatch.setattr(ep.variants.Variants, "price", 1e9)  # so that only coming back tells
+    for n, misses, eager in ((3, 1, 0), (4, 2, 0), (5, 2, 1), (6, 2, 2), (3, 2, 2), (6, 2, 3), (6, 3, 3), (6, 3, 3)):
+        x, wanted = softmax(n)
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=1e-5)
+        assert (session.counters.misses, session.counters.eager) == (misses, eager), n
+
+
+def test_a_shape_that_takes_long_on_the_host_is_compiled(monkeypatch):
+    session = shapes_session(monkeypatch)
+    monkeypatch.setattr(ep.variants.Variants, "price", 0.0)
+    monkeypatch.setattr(ep.variants.Variants, "_due", lambda self, key: False)
+    for n in (3, 4, 5, 6):
+        x, wanted = softmax(n)
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=1e-5)
+    assert (session.counters.misses, session.counters.eager) == (4, 0)
+
+
+def test_warming_up_compiles_however_many_shapes(monkeypatch):
+    session = shapes_session(monkeypatch)
+    session.warmup([{"n": n} for n in range(3, 8)])
+    assert (session.counters.misses, session.counters.eager) == (5, 0)
+    session.run(None, {"x": softmax(9)[0]})
+    assert session.counters.eager == 1

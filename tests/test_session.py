@@ -17,7 +17,7 @@ import pytest
 from conftest import parse
 
 import ep
-import ep.compile
+import ep.compiled_group
 
 PLUS_ONE = """
 agraph (float[n] x) => (float[n] y)
@@ -387,7 +387,7 @@ def test_contents_that_decide_shapes_are_part_of_the_signature(accelerator: str)
 
 
 def test_rarely_used_signatures_are_dropped(accelerator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ep.compile, "MAX_SIGNATURES", 2)
+    monkeypatch.setattr(ep.compiled_group, "MAX_SIGNATURES", 2)
     session = ep.load(parse(PLUS_ONE), accelerator)
     for n, misses in (
         (1, 1),
