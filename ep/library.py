@@ -25,6 +25,7 @@ from ep.identity import Unstorable, fingerprint, function_key, group_digest
 from ep.program import Untraceable
 
 MOST_MADE = 1024  # functions that a session remembers for `save_context`; the oldest go
+MOST_LIVE = 256  # of these, such as hold a compiled function: those that no group keeps any more take memory
 GAIN = 2.0  # how many times faster than compiling loading must be, where it is measured
 MOST_LOADED_AHEAD = 4  # functions of a model that are loaded before one is called: more signatures are a choice of many
 WORTH = 0.005  # seconds of compiling from which storing pays
@@ -166,6 +167,9 @@ class Library:
     def _remember(self, key: str, made: Made) -> None:
         with self._lock:
             self.made[key] = made
+            live = [k for k, m in self.made.items() if m.live] if len(self.made) > MOST_LIVE else []
+            for oldest in live[:-MOST_LIVE]:
+                del self.made[oldest]
             while len(self.made) > MOST_MADE:
                 del self.made[next(iter(self.made))]
 

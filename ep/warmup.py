@@ -50,8 +50,14 @@ def _size(name: str, given: Any) -> int:
 
 def _learn(info: ValueInfo, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
     """The sizes of symbolic dimensions that a given shape implies."""
-    if info.shape is None or len(shape) != len(info.shape):
-        return  # the session will say so
+    if info.shape is None:
+        return
+    if len(shape) != len(info.shape):
+        raise InvalidInput(
+            f"'{info.name}' is given with shape {list(shape)}.",
+            why=f"the model declares {info}.",
+            fix="give a size for each of its dimensions.",
+        )
     for dim, size in zip(info.shape, shape, strict=True):
         if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
             raise InvalidInput(

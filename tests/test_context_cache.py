@@ -19,7 +19,7 @@ from ep.container import Code, Container, pack
 from ep.context_cache import Cache, ContextNotice, default_directory, open_cache
 from ep.errors import InvalidInput
 from ep.identity import differences
-from ep.library import Library
+from ep.library import Library, Made
 
 MODEL = """
 g (float[n, 3] x) => (float[n, 3] y, int64[1] rows) <float[1] two = {2.0}> {
@@ -344,3 +344,11 @@ def test_what_xla_cannot_serialize_is_not_stored():
     np.testing.assert_array_equal(function(np.zeros(2, np.float32))[0], [1, 1])
     with pytest.raises(NotStorable, match="LessThan"):
         code()
+
+
+def test_functions_that_no_group_keeps_are_not_kept_for_saving(monkeypatch):
+    monkeypatch.setattr("ep.library.MOST_LIVE", 2)
+    library = Library()
+    for number in range(5):
+        library._remember(key(number), Made("jax", (), lambda: b"", live=number != 1))
+    assert list(library.made) == [key(1), key(3), key(4)], "what is stored takes little, and stays"

@@ -518,6 +518,7 @@ def test_warming_up_compiles_each_signature_once(accelerator):
         ({"n": 2, "x": (3, 8)}, "dimension 'n' is both 2 and 3"),
         ({"n": "two"}, "dimension 'n' is given as 'two'"),
         ({"x": (2, 9)}, "do not fit"),
+        ({"x": (2,)}, r"'x' is given with shape \[2\]"),
     ],
 )
 def test_warming_up_says_what_is_missing(shapes, text):
