@@ -75,6 +75,10 @@ def write_models(folder: Path) -> list[tuple[str, str, Any]]:
     pack(folder / "m.onnx", folder / "w.onnx", format="external")
     pack(folder / "m.onnx", folder / "p.onnx", shard_bytes=10_000)
     pack(folder / "m.onnx", folder / "s.onnx")
+    turned = helper.make_node("Gemm", ["x", "a"], ["xa"], transB=1)  # JAX wants that weight in another layout
+    model.graph.node[1].CopyFrom(turned)
+    onnx.save(model, folder / "t.onnx")
+    pack(folder / "t.onnx", folder / "k.onnx", provider="jax")
     index = "p.safetensors.index.json"
     return [
         ("m.onnx", "m.onnx", None),
@@ -82,6 +86,7 @@ def write_models(folder: Path) -> list[tuple[str, str, Any]]:
         ("w.data", "w.onnx", None),
         ("s.safetensors", "m.onnx", "s.safetensors"),
         ("s.onnx", "s.onnx", None),
+        ("k.onnx", "k.onnx", None),
         (index, "m.onnx", index),
     ]
 
@@ -152,6 +157,10 @@ def _entries(content: bytes, dice: random.Random) -> bytes:
         model = onnx.ModelProto.FromString(content)
     except Exception:  # noqa: BLE001 - it was damaged before
         return _bytes(content, dice)
+    if model.metadata_props and dice.random() < 0.5:
+        entry = dice.choice(model.metadata_props)
+        entry.value = _json(entry.value.encode(), ".json", dice).decode("utf-8", "replace")
+        return bytes(model.SerializeToString())
     tensors = list(model.graph.initializer) + [n.attribute[0].t for n in model.graph.node if n.op_type == "Constant"]
     if not tensors:
         return _bytes(content, dice)
@@ -183,6 +192,10 @@ def attempt(model: Path, weights: Path | None) -> str:
                 (source,) = (s for s in store.sources if s.start <= array.ctypes.data < s.stop)
                 assert array.ctypes.data + array.nbytes <= source.stop, "an array reaches past the end of its file"
             array.tobytes()
+        for (digest, *_), result in store.results.items():
+            found = store.array(result)
+            assert store.origin(found) is not None or not found.size, digest
+            found.tobytes()
         return "fine"
     except EpError as error:
         assert error.what and str(error)

@@ -3,12 +3,14 @@
     python benchmarks/weights.py            # all tables, a few minutes, 8 GiB of disk in the temporary folder
     python benchmarks/weights.py --only memory
 
-- memory: a model of 384 MiB of weights as aligned external data, as safetensors and as one file. `RssAnon` is private
-  memory, `RssFile` are mapped pages, which the system can drop. Growth is counted from after the imports and after
-  the run of a tiny model, so that what a library needs anyway is not counted.
+- memory: a model of 384 MiB of weights as aligned external data, as safetensors and as one file; then one whose weights
+  XLA wants in another layout, as safetensors, as one file, and packed with `--for jax`. `RssAnon` is private memory,
+  `RssFile` are mapped pages, which the system can drop. Growth is counted from after the imports and after the run of a
+  tiny model, so that what a library needs anyway is not counted.
 - start: seconds from `load` to the first output in a fresh process, of an encoder of 90 MB and of a convolutional net
   of 200 MB, without and with compiled code of an earlier process.
-- large: a model of 2.25 GiB is loaded, run and packed; the most memory of the process against the model's size.
+- large: models of 2.25 GiB are loaded, run and packed, one of them with weights that XLA wants in another layout; the
+  most memory of the process against the model's size.
 
 Linux only: it reads /proc.
 """
@@ -35,7 +37,8 @@ MIB = 1 << 20
 SIDE = 2048  # of the square matrices of the memory table: 16 MiB each
 COUNT = 24
 RUNTIMES = ("ep jax", "ep mlx", "onnxruntime", "onnxruntime, prepacking off", "jaxonnxruntime")
-FILES = ("external", "safetensors", "one file")
+# In the last three, every matrix is to be turned before it is multiplied, as exporters write linear layers.
+FILES = ("external", "safetensors", "one file", "turned", "turned, one file", "turned, for jax")
 
 
 # Models.
@@ -67,12 +70,13 @@ def save(path: Path, nodes: list[Any], weights: dict[str, Any], inputs: list[Any
     path.write_bytes(model.SerializeToString())
 
 
-def chain(path: Path, side: int, count: int, *, outside: bool) -> None:
-    """Products with square matrices, one after the other."""
+def chain(path: Path, side: int, count: int, *, outside: bool, turned: bool = False) -> None:
+    """Products with square matrices, one after the other; with `turned`, with their transposes."""
     from onnx import TensorProto, helper
 
     values = ["x", *(f"h{i}" for i in range(count))]
-    nodes = [helper.make_node("MatMul", [values[i], f"w{i}"], [values[i + 1]]) for i in range(count)]
+    kind = {"op_type": "Gemm", "transB": 1} if turned else {"op_type": "MatMul"}
+    nodes = [helper.make_node(inputs=[values[i], f"w{i}"], outputs=[values[i + 1]], **kind) for i in range(count)]
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, side])]
     save(path, nodes, {f"w{i}": (side, side) for i in range(count)}, inputs, values[-1], outside)
 
@@ -255,7 +259,7 @@ def child_start(runtime: str, path: str, cache: str) -> dict[str, Any]:
     return {"imports": imported - began, "load": loaded - opened, "run": done - loaded}
 
 
-def child_large(path: str, out: str) -> dict[str, Any]:
+def child_large(path: str, out: str, provider: str) -> dict[str, Any]:
     """The most memory of a process that loads and runs a model; or, given a target, packs it."""
     opener("ep jax", {})
     import ep
@@ -263,10 +267,10 @@ def child_large(path: str, out: str) -> dict[str, Any]:
     start = resident()["RssAnon"]
     began = time.perf_counter()
     if out:
-        ep.pack(path, out)
-        return {"seconds": time.perf_counter() - began, **resident(), "RssAnon": resident()["RssAnon"] - start}
-    session = ep.load(path, "jax", options={"context.cache": "off"})
-    session.run(None, {"x": np.ones((1, 8192), np.float32)})
+        ep.pack(path, out, provider=provider)
+    else:
+        session = ep.load(path, "jax", options={"context.cache": "off"})
+        session.run(None, {"x": np.ones((1, 8192), np.float32)})
     now = resident()
     return {"seconds": time.perf_counter() - began, **now, "RssAnon": now["RssAnon"] - start}
 
@@ -289,6 +293,9 @@ def memory(folder: Path) -> Iterator[str]:
     chain(folder / "one file.onnx", SIDE, COUNT, outside=False)
     pack(folder / "one file.onnx", folder / "external.onnx", format="external")
     pack(folder / "one file.onnx", folder / "safetensors.onnx", format="safetensors")
+    chain(folder / "turned, one file.onnx", SIDE, COUNT, outside=False, turned=True)
+    pack(folder / "turned, one file.onnx", folder / "turned.onnx")
+    pack(folder / "turned, one file.onnx", folder / "turned, for jax.onnx", provider="jax")
     size = COUNT * SIDE * SIDE * 4
     yield f"Weights: {size / MIB:.0f} MiB. Growth in MiB of private (and mapped) memory, and in % of the weights.\n"
     yield "| file | runtime | load s | after load | after first run | after a second session | weights |"
@@ -347,17 +354,21 @@ def _ways(folder: Path, name: str, runtime: str) -> Iterator[tuple[str, tuple[st
 
 
 def large(folder: Path) -> Iterator[str]:
-    """The rows of the table of a model beyond 2 GiB."""
-    chain(folder / "large.onnx", 8192, 9, outside=True)
-    size = (folder / "large.bin").stat().st_size
-    yield f"A model of {size / MIB:.0f} MiB. Memory in MiB, and in % of the model.\n"
-    yield "| what | seconds | most resident memory | private memory added |"
-    yield "|---|---|---|---|"
-    acts = {"load and run": "", "pack": str(folder / "large packed.onnx")}
-    for what, out in acts.items():
-        found = child("large", str(folder / "large.onnx"), out)
-        yield _large_row(what, found, size)
-    yield _large_row("load and run what was packed", child("large", acts["pack"], ""), size)
+    """The rows of the table of models beyond 2 GiB."""
+    yield "Memory in MiB, and in % of the model.\n"
+    yield "| model | what | seconds | most resident memory | private memory added |"
+    yield "|---|---|---|---|---|"
+    for name, provider in (("large", ""), ("large turned", "jax")):
+        chain(folder / "model.onnx", 8192, 9, outside=True, turned=bool(provider))
+        size = (folder / "model.bin").stat().st_size
+        label, packed = f"{name}, {size / MIB:.0f} MiB", str(folder / "packed.onnx")
+        how = f" --for {provider}" if provider else ""
+        yield _large_row(f"{label} | load and run", child("large", str(folder / "model.onnx"), "", ""), size)
+        yield _large_row(f"{label} | pack{how}", child("large", str(folder / "model.onnx"), packed, provider), size)
+        (folder / "model.bin").unlink()
+        yield _large_row(f"{label} | load and run what was packed", child("large", packed, "", ""), size)
+        for file in folder.iterdir():
+            file.unlink()
 
 
 def _large_row(what: str, found: Any, size: int) -> str:

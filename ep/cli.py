@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     pack.add_argument("--weights", action="append", metavar="FILE", help="safetensors files with the model's weights")
     converted = "also store, converted, the weights that this provider would convert at the first run"
     pack.add_argument("--for", dest="provider", choices=("jax", "mlx"), default="", help=converted)
+    _add_dim(pack, "size of a symbolic dimension, with --for (default 1)")
     pack.add_argument("--no-fold", action="store_true", help="keep nodes whose results are constant")
     pack.add_argument("--shard", type=_bytes, metavar="SIZE", help="spread more data than this over files: 2GB, 500MB")
     context_commands.add_commands(commands, _command, show)
@@ -195,6 +196,7 @@ def pack_model(options: argparse.Namespace) -> int:
             weights=options.weights,
             provider=options.provider,
             fold=not options.no_fold,
+            shapes=dict(options.dim),
             shard_bytes=options.shard,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )

@@ -32,7 +32,7 @@ class Foreseen:
     hosts: tuple[np.ndarray, ...]
     values: tuple[Any, ...]
     stored: np.ndarray | None
-    compute: Callable[[], Any]  # the array, from the weights
+    compute: Callable[[], np.ndarray]  # it, from the weights
 
     @property
     def nbytes(self) -> int:
@@ -99,8 +99,13 @@ def _items(
 ) -> Iterator[Foreseen]:
     pending = weights.arguments(values, constants, factors)
 
-    def compute(place: int) -> Any:
-        return kept.item(place, [pending[i].once() for i in kept.plan.items[place].sources])
+    def compute(place: int) -> np.ndarray:
+        with weights.backend.scope():
+            sources = [pending[i] for i in kept.plan.items[place].sources]
+            result = weights.backend.to_numpy(kept.item(place, [source.once() for source in sources]))
+        for source in sources:
+            source.rest()
+        return result
 
     for place, item in enumerate(kept.plan.items):
         hosts = tuple(pending[i].host for i in item.sources)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ep import wide_weights
+from ep import stored_results, wide_weights
 from ep.context_reader import CONTEXTS, expand
 from ep.errors import InvalidModel
 from ep.mapping import Content, read_only
@@ -45,6 +45,7 @@ def load_model(
             model.graph.sort()
         model.graph.meta.update({MAP_TYPES: maps, CONTEXTS: brought, PROBLEMS: problems})
     wide_weights.read(proto, store)
+    stored_results.read(proto, store)
     return model, store, name
 
 

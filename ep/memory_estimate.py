@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ep.abstract_run import Abstract, Values, abstract_run
+from ep.backend import Backend
 from ep.device_weights import DeviceWeights
 from ep.errors import InvalidInput, did_you_mean
 from ep.feeds import ValueInfo
@@ -108,12 +109,7 @@ def estimate(source: Any, shapes: Shapes | None = None, *, device: str = "auto",
     backend = providers[0].backend
     model, store, name = load_model(source, weights)
     graph = remove_unused(bind(model, store, name))
-    dims = _dims(graph, shapes or {})
-    env: Values = dict(graph.constants) | dict(graph.defaults)
-    env |= {v: _typed(v, graph.dtypes.get(v), dims.sizes) for v in graph.inputs}
-    declared = {v: t for step in graph.steps for v in step.outputs if v is not None
-                if (t := _typed(v, graph.dtypes.get(v), dims.sizes, default=None)) is not None}  # fmt: skip
-    abstract_run(graph.steps, env, backend, declared)
+    env, assumed = values_of(graph, shapes or {}, backend)
     computed, stored = _computed_at_load(graph, env)
     cache = _caches(graph)
     activations, peak_node = _peak(graph, env, cache | computed)
@@ -133,10 +129,25 @@ def estimate(source: Any, shapes: Shapes | None = None, *, device: str = "auto",
         activations,
         peak_node,
         sum(nbytes(env[v]) for v in cache),
-        dims.assumed,
+        assumed,
         sum(env[v] is None for step in graph.steps for v in step.outputs if v is not None and v not in constant),
         backend.memory.available(),
     )
+
+
+def values_of(graph: Any, shapes: Shapes, backend: Backend) -> tuple[Values, dict[str, int]]:
+    """What is known of every value of a bound graph for inputs of these shapes, and the sizes that were assumed.
+
+    Raises:
+        InvalidInput: the shapes are not those of the model's inputs.
+    """
+    dims = _dims(graph, shapes)
+    env: Values = dict(graph.constants) | dict(graph.defaults)
+    env |= {v: _typed(v, graph.dtypes.get(v), dims.sizes) for v in graph.inputs}
+    declared = {v: t for step in graph.steps for v in step.outputs if v is not None
+                if (t := _typed(v, graph.dtypes.get(v), dims.sizes, default=None)) is not None}  # fmt: skip
+    abstract_run(graph.steps, env, backend, declared)
+    return env, dims.assumed
 
 
 def nbytes(value: Any) -> int:

@@ -8,12 +8,12 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ep import wide_weights
+from ep import stored_results, wide_weights
 from ep.constant_nodes import fold_in, tensors_of
 from ep.data_files import DataFile, Later, Piece, plan_files
 from ep.dtypes import onnx_dtype
@@ -62,6 +62,7 @@ def pack(
     weights: Any = None,
     provider: str = "",
     fold: bool = True,
+    shapes: Mapping[str, Any] | None = None,
     shard_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Packed:
@@ -71,7 +72,8 @@ def pack(
     `.safetensors` or `.data`. Any ONNX runtime can load the result: safetensors files are referred to by ranges.
     Tensors of the same contents are stored once. With `fold`, what `load` would compute from constants each time is
     stored instead of its computation. With a `provider` ("jax" or "mlx"), weights that it would convert at the first
-    run are stored converted, too, for it alone. More than `shard_bytes` of data are spread over several files.
+    run are stored converted, too, for it alone: what it wants may depend on the `shapes` of inputs, which are those of
+    `ep.estimate`. More than `shard_bytes` of data are spread over several files.
     `weights` are as in `load`. The new files take the place of old ones when they are complete; nothing is changed
     before.
 
@@ -87,23 +89,34 @@ def pack(
     found = [
         (tensor, Piece(tensor.name, *tensor_data(tensor, store))) for tensor in tensors_of(proto) if _moves(tensor)
     ]
-    copied = wide_weights.wanted(model, weights, provider) if provider else set()
+    results, unread = stored_results.wanted(model, weights, provider, shapes or {}) if provider else ([], set())
+    copied = wide_weights.wanted(model, weights, provider) - unread if provider else set()
+    named = Counter(tensor.name for tensor, _ in found)
     wide = {
         tensor.name: wide_weights.piece(piece, onnx_dtype(tensor.data_type))
         for tensor, piece in found
-        if tensor.name in copied and sum(other.name == tensor.name for other, _ in found) == 1
+        if tensor.name in copied and named[tensor.name] == 1
     }
+    known = [r for r in results if all(named[value.name] == 1 for value in r.values)]
+    kept = [stored_results.piece(number, result) for number, result in enumerate(known)]
     unique, owner = _once([piece for _, piece in found])
-    files = plan_files(target, format, [*unique, *wide.values()], shard_bytes)
+    files = plan_files(target, format, [*unique, *wide.values(), *kept], shard_bytes)
     places = {id(piece): (file.name, offset) for file in files for piece, offset in file.places}
     for (tensor, piece), first in zip(found, owner, strict=True):
         refer(tensor, *places[id(first)], len(piece.data))
-    halves = {piece.name: places[id(first)] for (_, piece), first in zip(found, owner, strict=True)}
-    copies = {name: (*halves[name], *places[id(copy)], len(copy.data)) for name, copy in wide.items()}
+    sources = {piece.name: places[id(first)] for (_, piece), first in zip(found, owner, strict=True)}
+    copies = {name: (*sources[name], *places[id(copy)], len(copy.data)) for name, copy in wide.items()}
     wide_weights.write(proto, copies)
+    stored_results.write(
+        proto,
+        (
+            (result, [sources[value.name] for value in result.values], places[id(piece)], piece)
+            for result, piece in zip(known, kept, strict=True)
+        ),
+    )
     write(target, proto, files, progress or (lambda done, total: None))
     names = tuple(file.name for file in files)
-    nbytes = sum(len(piece.data) for piece in (*unique, *wide.values()))
+    nbytes = sum(len(piece.data) for piece in (*unique, *wide.values(), *kept))
     return Packed(target.name, names, len(found), len(found) - len(unique), folded, nbytes)
 
 

@@ -15,8 +15,9 @@ from ep.errors import InvalidModel
 from ep.mapping import Content
 
 # Tensors whose names start so are none of a model's: `ep pack` writes them, and readers by name leave them out.
-FILLER, WIDE = "__ep_filler_", "__ep_wide_"  # padding; a weight once more, as a provider multiplies it
-RESERVED = (FILLER, WIDE)
+FILLER = "__ep_filler_"  # padding
+WIDE, KEPT = "__ep_wide_", "__ep_kept_"  # weights once more, in the dtype and in the form that a provider computes with
+RESERVED = (FILLER, WIDE, KEPT)
 MOST_DIMS = 64  # as many as NumPy has
 MOST_HEADER = 100_000_000  # bytes, a rule of the format
 _LENGTH = struct.Struct("<Q")

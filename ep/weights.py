@@ -56,7 +56,7 @@ class WeightStore:
         self._paths: dict[str, Path] = {}  # location → where it leads, looked at once
         self._sources: dict[str | Path, Source] = {} if own is None else {IN_FILE: Source.of(name, own)}
         self._wide: dict[tuple[str, int], Any] = {}  # location and offset of a tensor → its copy in a wider dtype
-        self._kept: dict[tuple[Any, ...], Any] = {}  # how something is computed, and of which places → its result
+        self.results: dict[tuple[Any, ...], Any] = {}  # how something is computed, and of which places → its result
         self._lock = threading.Lock()
 
     @property
@@ -160,7 +160,7 @@ class WeightStore:
 
     def add_kept(self, digest: str, places: Iterable[tuple[str, int]], result: Any) -> None:
         """Says that what is computed of tensors at these places is stored as another tensor."""
-        self._kept[digest, *places] = result
+        self.results[digest, *places] = result
 
     def kept(self, digest: str, arrays: Iterable[np.ndarray]) -> np.ndarray | None:
         """The stored result of a computation of these arrays, or `None`.
@@ -168,7 +168,7 @@ class WeightStore:
         Raises:
             InvalidModel: it does not lie where the model says.
         """
-        found = self._kept.get((digest, *map(self.origin, arrays))) if self._kept else None
+        found = self.results.get((digest, *map(self.origin, arrays))) if self.results else None
         return None if found is None else self.array(found)
 
     def rest(self, array: np.ndarray) -> None:

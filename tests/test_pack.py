@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import zlib
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -24,7 +23,6 @@ from ep.loader import load_model
 from ep.packing import pack
 from ep.safetensors import FILLER, parse
 
-CORPUS = Path(os.environ.get("EP_CORPUS", Path(__file__).parents[2] / "shared" / "corpus"))
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"),
     *("uint64", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "int4", "uint4"),
@@ -173,76 +171,6 @@ def test_every_weight_of_a_packed_model_is_borrowed(tmp_path, format):
     for weight in weights:
         assert weight.array.ctypes.data % 64 == 0
         assert weight.device_array.unsafe_buffer_pointer() == weight.array.ctypes.data
-
-
-def corpus_models() -> list[Any]:
-    every = sorted(p.parent.name for p in CORPUS.glob("*/model.onnx"))
-    some = {"llm_tiny_qwen2_int4", "llm_micro_llama_fp16", "vad_silero", "sk_knn_clf", "ocr_ppocrv6_rec_tiny"}
-    return every if os.environ.get("EP_FULL") == "1" else sorted(some.intersection(every))
-
-
-@pytest.mark.parametrize("name", corpus_models() or [pytest.param("", marks=pytest.mark.skip("no corpus: EP_CORPUS"))])
-@pytest.mark.filterwarnings("ignore::ep.HostFallbackWarning")
-def test_real_models_are_borrowed_whole(tmp_path, name):
-    pytest.importorskip("jax")
-    pack(CORPUS / name / "model.onnx", tmp_path, provider="jax")
-    weights = ep.load(tmp_path / "model.onnx", "jax").weights
-    assert [w.name for w in weights if not w.is_borrowed] == []
-
-
-def halves() -> onnx.ModelProto:
-    """x · w in float16, and w once more as a table."""
-    w = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16)
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Gather", ["table", "i"], ["z"])]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT16, ["n", 64]),
-            helper.make_tensor_value_info("i", TensorProto.INT64, ["m"]),
-        ],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT16, None) for name in "yz"],
-        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(w + 1, "table")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-@FORMATS
-def test_halves_are_stored_as_jax_multiplies_them(tmp_path, format):
-    pytest.importorskip("jax")
-    onnx.save(halves(), tmp_path / "m.onnx")
-    packed = pack(tmp_path / "m.onnx", tmp_path / "p.onnx", format=format, provider="jax")
-    assert packed.nbytes == 2 * 64 * 64 * 2 + 64 * 64 * 4 and contents(tmp_path / "p.onnx") == contents(halves())
-    feeds = {"x": np.random.default_rng(1).standard_normal((3, 64)).astype(np.float16), "i": np.arange(2)}
-    session = ep.load(tmp_path / "p.onnx", "jax")
-    assert session.weights.totals.borrowed == 2
-    ours, theirs = session.run(None, feeds), ep.load(tmp_path / "m.onnx", "jax").run(None, feeds)
-    weight = session.weights["w"]
-    assert weight.is_borrowed and weight.device_array.dtype == np.float32
-    address, sources = weight.device_array.unsafe_buffer_pointer(), session._store.sources
-    assert any(source.start <= address < source.stop for source in sources) and address != weight.array.ctypes.data
-    others = onnxruntime.InferenceSession(tmp_path / "p.onnx").run(None, feeds)
-    for one, two, three in zip(ours, theirs, others, strict=True):
-        np.testing.assert_array_equal(one, two)
-        np.testing.assert_allclose(one.astype(np.float32), three.astype(np.float32), rtol=1e-2, atol=1e-2)
-    assert "w" in contents(tmp_path / "p.onnx") and "mlx" not in str(packed)
-
-
-def test_a_stored_copy_of_a_weight_that_was_changed_is_not_used(tmp_path):
-    pytest.importorskip("jax")
-    onnx.save(halves(), tmp_path / "m.onnx")
-    pack(tmp_path / "m.onnx", tmp_path / "p.onnx", provider="jax")
-    model = onnx.load(tmp_path / "p.onnx", load_external_data=False)
-    w = next(tensor for tensor in model.graph.initializer if tensor.name == "w")
-    w.CopyFrom(numpy_helper.from_array(np.eye(64, dtype=np.float16), "w"))
-    onnx.save(model, tmp_path / "changed.onnx")
-    x = np.random.default_rng(1).standard_normal((3, 64)).astype(np.float16)
-    np.testing.assert_array_equal(ep.load(tmp_path / "changed.onnx", "jax").run(["y"], {"x": x, "i": [0]})[0], x)
-    for wrong in ("{", "1", '{"table": 5}', '{"table": ["a", "b", "c", "d", "e"]}'):
-        model.metadata_props[-1].value = wrong
-        onnx.save(model, tmp_path / "changed.onnx")
-        with pytest.raises(InvalidModel, match="ep.wide_weights"):
-            ep.load(tmp_path / "changed.onnx", "jax")
 
 
 # Targets.
