@@ -298,8 +298,7 @@ def memory(folder: Path) -> Iterator[str]:
     pack(folder / "turned, one file.onnx", folder / "turned, for jax.onnx", provider="jax")
     size = COUNT * SIDE * SIDE * 4
     yield f"Weights: {size / MIB:.0f} MiB. Growth in MiB of private (and mapped) memory, and in % of the weights.\n"
-    yield "| file | runtime | load s | after load | after first run | after a second session | weights |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| file | runtime | load s | after load | after first run | after a second session | weights |\n|---|---|---|---|---|---|---|"
     for file in FILES:
         for runtime in RUNTIMES:
             if importlib.util.find_spec(runtime.partition(",")[0].split()[0]) is None:
@@ -326,10 +325,9 @@ def start(folder: Path) -> Iterator[str]:
     encoder(folder / "encoder.onnx")
     convolutional(folder / "cnn.onnx")
     for name in ("encoder", "cnn"):
-        pack(folder / f"{name}.onnx", folder / f"packed {name}.onnx")
+        pack(folder / f"{name}.onnx", folder / f"packed {name}.onnx", provider="jax")
     yield "Seconds of the first `load` and run in a fresh process; medians of three.\n"
-    yield "| model | runtime | imports | load | first run | load + run |"
-    yield "|---|---|---|---|---|---|"
+    yield "| model | runtime | imports | load | first run | load + run |\n|---|---|---|---|---|---|"
     for name in ("encoder", "cnn"):
         size = (folder / f"{name}.onnx").stat().st_size / 1e6
         for runtime in ("onnxruntime", "ep jax", "ep mlx"):
@@ -356,8 +354,7 @@ def _ways(folder: Path, name: str, runtime: str) -> Iterator[tuple[str, tuple[st
 def large(folder: Path) -> Iterator[str]:
     """The rows of the table of models beyond 2 GiB."""
     yield "Memory in MiB, and in % of the model.\n"
-    yield "| model | what | seconds | most resident memory | private memory added |"
-    yield "|---|---|---|---|---|"
+    yield "| model | what | seconds | most resident memory | private memory added |\n|---|---|---|---|---|"
     for name, provider in (("large", ""), ("large turned", "jax")):
         chain(folder / "model.onnx", 8192, 9, outside=True, turned=bool(provider))
         size = (folder / "model.bin").stat().st_size
@@ -367,8 +364,7 @@ def large(folder: Path) -> Iterator[str]:
         yield _large_row(f"{label} | pack{how}", child("large", str(folder / "model.onnx"), packed, provider), size)
         (folder / "model.bin").unlink()
         yield _large_row(f"{label} | load and run what was packed", child("large", packed, "", ""), size)
-        for file in folder.iterdir():
-            file.unlink()
+        list(map(Path.unlink, folder.iterdir()))
 
 
 def _large_row(what: str, found: Any, size: int) -> str:
