@@ -298,7 +298,7 @@ def memory(folder: Path) -> Iterator[str]:
     pack(folder / "turned, one file.onnx", folder / "turned, for jax.onnx", provider="jax")
     size = COUNT * SIDE * SIDE * 4
     yield f"Weights: {size / MIB:.0f} MiB. Growth in MiB of private (and mapped) memory, and in % of the weights.\n"
-    yield "| file | runtime | load s | after load | after first run | after a second session | weights |\n|---|---|---|---|---|---|---|"
+    yield "| file | runtime | load s | load | first run | second session | weights |\n|---|---|---|---|---|---|---|"
     for file in FILES:
         for runtime in RUNTIMES:
             if importlib.util.find_spec(runtime.partition(",")[0].split()[0]) is None:
