@@ -228,8 +228,11 @@ def test_sessions_of_the_same_small_model_share_what_was_loaded():
 def test_only_small_models_are_kept():
     assert recent.digest(b"x") and recent.digest(bytes(recent.MOST_BYTES + 1)) is None
     for key in range(3 * recent.MOST_MODELS):
-        recent.shared(("test", key), object)
-    assert len(recent._kept) <= 2 * recent.MOST_MODELS
+        recent.shared(recent.Key(9, ("test", key)), object)
+    assert 0 < len(recent._kept) <= 2 * recent.MOST_MODELS
+    for key in range(3 * recent.ALL_BYTES // recent.MOST_BYTES):
+        recent.shared(recent.Key(recent.MOST_BYTES, ("test", key)), object)
+    assert 0 < len(recent._kept) <= 2 * recent.ALL_BYTES // recent.MOST_BYTES
     recent.forget()
 
 

@@ -20,7 +20,7 @@ from ep.onnxruntime.messages import log
 from ep.onnxruntime.options import RunOptions, SessionOptions
 from ep.onnxruntime.providers import CPU, choose
 from ep.onnxruntime.pybind import STATE, incompatible, unpicklable
-from ep.onnxruntime.recent import shared
+from ep.onnxruntime.recent import Key, shared
 from ep.onnxruntime.values import COrtValue, OrtValueVector
 
 _RECORD = "session.record_ep_graph_assignment_info"
@@ -69,7 +69,9 @@ class CInferenceSession:
                 "fallback to the CPU EP via session configuration options.",
             )
         device, settings = choose(self._chosen, self._options._entries)
-        key = None if self._key is None or ENABLE in settings else (self._key, device, tuple(sorted(settings.items())))
+        key = None
+        if self._key is not None and ENABLE not in settings:
+            key = Key(self._key.size, (*self._key.rest, device, tuple(sorted(settings.items()))))
         self._session, self._feeds = shared(key, lambda: _loaded(self._opened, device, settings))
         on_cpu = self._chosen[0][0] == CPU or bool(self._session.plan.fallbacks)
         if on_cpu and self._options._entries.get(_NO_FALLBACK) == "1":

@@ -19,7 +19,7 @@ import numpy as np
 from ep.onnxruntime.elements import DTYPES, NAMES, STRING
 from ep.onnxruntime.errors import Fail, InvalidArgument, InvalidProtobuf, NoSuchFile, failure
 from ep.onnxruntime.pybind import STATE, anything, unpicklable
-from ep.onnxruntime.recent import MOST_BYTES, digest
+from ep.onnxruntime.recent import MOST_BYTES, Key, digest
 from ep.wire import IN_FILE, skeleton
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def open_model(path: str | None, content: bytes | None, options: SessionOptions)
     return Opened(_full(path, content, options), proto, where)
 
 
-def identity(path: str | None, content: bytes | None, options: SessionOptions) -> Any:
+def identity(path: str | None, content: bytes | None, options: SessionOptions) -> Key | None:
     """What tells this model, as these options load it, from every other; `None` where that is not known for sure."""
     from ep.registry import OPS
 
@@ -132,10 +132,10 @@ def identity(path: str | None, content: bytes | None, options: SessionOptions) -
     except OSError:
         return None
     mark = None if data is None else digest(data)
-    if mark is None or any(word in (data or b"") for word in (b"external_data", b"location", b"EPContext")):
+    if data is None or mark is None or any(word in data for word in (b"external_data", b"location", b"EPContext")):
         return None
     changes = (*sorted(options._dims.items()), *sorted(options._denotations.items()))
-    return path, mark, changes, len(OPS)
+    return Key(len(data), (path, mark, changes, len(OPS)))
 
 
 def _folder(path: str | None, options: SessionOptions) -> str:
