@@ -155,6 +155,12 @@ def backwards_to_the_end(case: Case, got: Outcome, other: Outcome) -> bool:
     return len(case.inputs) == 5 and any(case.inputs[2][i] > 2**62 and s < 0 for i, s in enumerate(case.inputs[4]))
 
 
+def has_subnormal(case: Case, got: Outcome, other: Outcome) -> bool:
+    """Whether an input holds a number so small that a library may read it as zero."""
+    floats = [x.astype(np.float64) for x in case.inputs if x is not None and x.dtype.name in UNIT]
+    return any(((x != 0) & (np.abs(x) < TINY[UNIT["float32"]])).any() for x in floats)
+
+
 ORT = ("onnxruntime",)
 OVERFLOWING = (
     "ReduceSum",
@@ -168,6 +174,7 @@ OVERFLOWING = (
     "Shrink",
 )
 EXPLAINED: list[Reason] = [
+    Reason("flushed-to-zero", ("jax",), when=has_subnormal),
     Reason("onnxruntime-refuses", ORT, when=refuses),
     Reason("integer-overflow", ORT, OVERFLOWING, lambda case, got, other: is_integer(case)),
     Reason("mean-of-nothing", ORT, ("ReduceMean",), lambda case, got, other: case.inputs[0].size == 0),

@@ -344,6 +344,22 @@ def test_past_keys_of_many_heads(device, shared):
     near(keys[:, :, :4], k.reshape(1, 4, 2, 8).swapaxes(1, 2))
 
 
+def test_masks_of_a_buffer_may_end_with_its_keys(device):
+    """Three keys are cached in a buffer of six; mask and bias say something of these and the new one only."""
+    q, k, v = (normal(1, 1, 16, seed=i) for i in range(3))
+    past = [normal(1, 2, 6, 8, seed=i) for i in range(2)]
+    mask, bias = np.array([[1, 0, 1, 1]], np.int32), normal(1, 1, 1, 4, seed=5)
+
+    def decode(mask: Any, bias: Any) -> Any:
+        return run_node(
+            device, "DecoderMaskedMultiHeadAttention", q, k, v, mask, bias, *past, i32(3),
+            num_heads=2, past_present_share_buffer=1, outputs=3, **MICROSOFT,
+        )[0]  # fmt: skip
+
+    whole = [np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 2)], constant_values=1) for x in (mask, bias)]
+    near(decode(mask, bias), decode(*whole))
+
+
 def test_a_beam_reads_the_keys_of_the_beams_before(device):
     """Two beams swap their pasts."""
     q, k, v = (normal(2, 1, 16, seed=i) for i in range(3))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ep.dtypes import onnx_dtype
-from ep.ops.precision import wide, wide_dtype
+from ep.ops.precision import is_float, wide, wide_dtype
 from ep.registry import Body, Outputs, op
 
 # Heads
@@ -159,7 +159,7 @@ def attention(
         allowed = both(xp, allowed, xp.arange(lk, dtype=np.int32) < lengths)
     bias = None
     if attn_mask is not None:
-        attn_mask = _to_length(xp, attn_mask, lk)
+        attn_mask = to_length(xp, attn_mask, lk)
         if xp.dtype_of(attn_mask) == np.bool_:
             allowed = both(xp, allowed, attn_mask)
         else:
@@ -175,12 +175,12 @@ def attention(
     return merge_heads(xp, y) if flat else y, K, V, stage
 
 
-def _to_length(xp: Any, mask: Any, length: int) -> Any:
+def to_length(xp: Any, mask: Any, length: int) -> Any:
     """A mask that ends before the keys do forbids the rest."""
     missing = length - mask.shape[-1]
     if missing <= 0:
         return mask
-    nothing = False if xp.dtype_of(mask) == np.bool_ else -math.inf
+    nothing = -math.inf if is_float(xp.dtype_of(mask)) else 0
     return xp.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)], constant_values=nothing)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput
-from ep.ops.attention import attend, default_scale, merge_heads, split_heads, window_mask
+from ep.ops.attention import attend, default_scale, merge_heads, split_heads, to_length, window_mask
 from ep.ops.contrib_quantization import matmul_integer_to_float
 from ep.registry import Outputs, op
 
@@ -50,6 +50,9 @@ def masked_attention(
     """Attention with onnxruntime's masks; `past` keys precede the queries, `valid` says which keys exist."""
     batch, _, lq, size = q.shape
     lk = k.shape[2]
+    if valid is not None:  # masks may end with the keys, which fill a part of the buffer
+        mask = to_length(xp, mask, lk) if mask is not None and mask.ndim in (2, 3) else mask
+        attention_bias = None if attention_bias is None else to_length(xp, attention_bias, lk)
     bias = padding_bias(xp, mask, batch, lq, lk, mask_filter_value or MASKED)
     if attention_bias is not None:
         bias = add(bias, xp.astype(attention_bias, np.float32))
