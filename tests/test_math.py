@@ -212,6 +212,16 @@ def test_bits_keep_their_width():
         on_host("BitCast", 26, f(1), to=10)
 
 
+def test_bounds_are_scalars():
+    with pytest.raises(InvalidInput, match="max has the shape"):
+        on_host("Clip", 13, f(1, 2), None, f(0, 1))
+
+
+def test_integers_stop_at_the_ends_of_their_range(xp):
+    x = np.asarray([np.iinfo(np.int64).max, np.iinfo(np.int64).min, 3])
+    assert call(xp, "Shrink", 9, x, lambd=1.0, bias=-5.0).tolist() == [x[0], x[1], 8]
+
+
 def test_an_equation_that_does_not_fit_its_inputs_is_refused():
     with pytest.raises(InvalidInput, match="rank 3"):
         on_host("Einsum", 12, CUBE, equation="ij->j")

@@ -12,7 +12,7 @@ import numpy as np
 from ep.ops.axes import axis_of
 from ep.ops.legacy import with_consumed_inputs
 from ep.ops.math import since_opset_1
-from ep.ops.precision import exact_dtype, exactly, in_wide, wide
+from ep.ops.precision import exact_dtype, exactly, in_wide, saturated, wide
 from ep.registry import op
 
 
@@ -89,7 +89,7 @@ def thresholded_relu(xp, x, *, alpha=1.0):
 def shrink(xp, x, *, bias=0.0, lambd=0.5):
     dtype = xp.dtype_of(x)
     inner = xp.astype(x, exact_dtype(dtype)) if bias else wide(xp, x)
-    up, down = (xp.astype(inner + bias, dtype), xp.astype(inner - bias, dtype)) if bias else (x, x)
+    up, down = (saturated(xp, inner + bias, dtype), saturated(xp, inner - bias, dtype)) if bias else (x, x)
     return xp.where(inner < -lambd, up, xp.where(inner > lambd, down, xp.zeros_like(x)))
 
 

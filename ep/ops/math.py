@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ep.errors import InvalidInput
 from ep.ops.legacy import with_broadcast, with_consumed_inputs
 from ep.ops.precision import in_wide, is_float, wide, wide_dtype
 from ep.registry import op
@@ -215,6 +216,9 @@ def where(xp, condition, x, y):
 @op("Clip", since=11)
 def clip(xp, x, low=None, high=None):
     """Where low > high the result is high."""
+    for name, bound in (("min", low), ("max", high)):
+        if bound is not None and bound.size != 1:
+            raise InvalidInput(f"{name} has the shape {list(bound.shape)}; it must be a scalar.")
     x = x if low is None else xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)
 
