@@ -52,8 +52,9 @@ def understood(model: str, problems: Sequence[str] = ()) -> Iterator[None]:
 
 
 def _root_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
+    """What went wrong first; `onnx_ir` fails once more where it reports what `onnx` says of external data."""
+    while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
+        error = cause
     return f"{type(error).__name__}: {error}"
 
 

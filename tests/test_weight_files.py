@@ -220,6 +220,7 @@ def test_external_data_are_borrowed(tmp_path):
         ("nul\0", {}),
         ("w.bin", {"offset": 8}),
         ("w.bin", {"offset": 1 << 70}),
+        ("w.bin", {"offset": -4}),
         ("w.bin", {"length": 4}),
         ("missing.bin", {}),
         ("pipe", {}),
