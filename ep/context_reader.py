@@ -107,6 +107,7 @@ class _Reader:
         self.brought: list[Brought] = []
         self.partitions: dict[tuple[str, str], Partition] = {}
         self.used: set[tuple[str, str]] = set()
+        self.restored: dict[str, str] = {}  # name of a weight that crossed as bytes → the one that it had
         self.weights = {t.name: t for graph in graphs(proto.graph) for t in graph.initializer}
         self.names = {name for graph in graphs(proto.graph) for name in defined(graph)}
 
@@ -132,7 +133,8 @@ class _Reader:
             raise damaged(node.label, f"its context has {len(blob)} bytes, more than its max_size {node.max_size}.")
         wanted = _HASH.search(node.notes)
         if wanted is not None and hashlib.sha256(blob).hexdigest() != wanted[1]:
-            raise damaged(node.label, "its context differs from the SHA-256 in the node: it is of another model.")
+            why = "its context differs from the SHA-256 in the node: it is damaged, or is of another model."
+            raise damaged(node.label, why)
         container = unpack(blob, node.label)
         if container.source != node.source:
             raise damaged(node.label, f"its source is '{node.source}', that of its context '{container.source}'.")
@@ -188,6 +190,7 @@ class _Reader:
         inputs = self._match(node, "input", proto.input, inner.input, partition.inputs)
         self._match(node, "output", proto.output, inner.output, partition.outputs)
         self._unpack(node, inputs, partition.inputs)
+        self._name_again(inputs, [v.name for v in inner.input], partition.inputs)
         renamed = {old: new for old, new in zip((v.name for v in inner.input), inputs, strict=True) if old != new}
         rename(inner, renamed)
         nodes = [n for n in inner.node if not all(o in makers and makers[o] == n for o in n.output)]
@@ -203,6 +206,17 @@ class _Reader:
         graph.value_info.extend(info for info in inner.value_info if info.name in fresh | set(renamed.values()))
         makers |= {name: each for each in inner.node for name in each.output}
         return list(inner.node)
+
+    def _name_again(self, names: list[str], before: Sequence[str], border: Sequence[Boundary]) -> None:
+        """Give weights that crossed as bytes the names that they had, unless another value has it."""
+        for index, (name, old, kind) in enumerate(zip(names, before, border, strict=True)):
+            if not kind.packed or name == old:
+                continue
+            if old not in self.names:
+                self.names.add(old)
+                self.restored[name] = old
+                self.weights[name].name = old
+            names[index] = self.restored.get(name, name)
 
     def _free_name(self, name: str) -> str:
         while name in self.names:

@@ -33,10 +33,12 @@ def load_model(
     `weights` names safetensors files (see `ep.named_weights`); `copy` reads files into memory instead of mapping them.
     `sources` are the EPContext sources that the session's providers accept.
     """
-    proto, store, name = read_proto(source, weights, copy=copy)
+    proto, store, name = read_proto(source, copy=copy)
     import onnx_ir as ir
 
     brought = expand(proto, store.directories, name, sources)
+    if weights is not None:  # after `expand`, which gives weights the names that they had
+        attach(proto, store, weights, name)
     problems = mend(proto, name)
     maps = _take_map_types(proto.graph)
     with understood(name, problems):

@@ -301,6 +301,15 @@ def test_weights_of_other_types_cross_as_bytes(kind, tmp_path):
     same(session.run(None, {"x": x}), expected)
     assert session.counters.misses == 0
     np.testing.assert_allclose(expected[0], x @ (codes.astype(np.float32) * 0.5), rtol=1e-4, atol=1e-4)
+    again = session.save_context(tmp_path / "again.onnx")
+    assert "w__bytes" in {t.name for t in onnx.load(again.model).graph.initializer}
+    if kind.startswith("FLOAT8"):
+        other = (codes.astype(np.float32) * 2).astype(names[kind])
+        head = json.dumps({"w": {"dtype": "F8_E4M3", "shape": other.shape, "data_offsets": [0, other.nbytes]}}).encode()
+        content = len(head).to_bytes(8, "little") + head + other.tobytes()
+        (tmp_path / "other.safetensors").write_bytes(content)
+        twice = ep.load(made.model, "jax", weights=tmp_path / "other.safetensors", options=TRUST)
+        same(twice.run(None, {"x": x}), [2 * expected[0]])
 
 
 # Borders that the node's schema lacks stay outside of it.

@@ -163,9 +163,21 @@ def _cpu_features() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor()
+        return _apple_processor() or platform.processor()
     features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return hashlib.sha256(features.encode()).hexdigest()[:12]
+
+
+def _apple_processor() -> str:
+    """Such as "Apple M1": later ones have instructions that it lacks. Of all of them, `platform` only says "arm"."""
+    import ctypes
+
+    name, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+    try:
+        failed = ctypes.CDLL(None).sysctlbyname(b"machdep.cpu.brand_string", name, ctypes.byref(size), None, 0)
+    except (AttributeError, OSError, TypeError):  # not on macOS
+        return ""
+    return "" if failed else name.value.decode(errors="replace").replace(" / ", " ")
 
 
 def _synchronize() -> None:
