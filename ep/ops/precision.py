@@ -39,13 +39,14 @@ def is_float(dtype: np.dtype) -> bool:
 
 def saturated(xp: Any, x: Any, dtype: np.dtype) -> Any:
     """The floating-point x as another dtype; integers stop at the ends of their range."""
-    if dtype.kind in "iu":
-        inner = xp.dtype_of(x).type
-        largest = inner(np.iinfo(dtype).max)
-        if int(largest) > np.iinfo(dtype).max:  # the largest number of both dtypes
-            largest = np.nextafter(largest, inner(0))
-        x = xp.clip(x, float(np.iinfo(dtype).min), float(largest))
-    return xp.astype(x, dtype)
+    if dtype.kind not in "iu":
+        return xp.astype(x, dtype)
+    inner, end = xp.dtype_of(x).type, np.iinfo(dtype).max
+    largest = inner(end)
+    if int(largest) > end:  # the largest number of both dtypes
+        largest = np.nextafter(largest, inner(0))
+    y = xp.astype(xp.clip(x, float(np.iinfo(dtype).min), float(largest)), dtype)
+    return y if int(largest) == end else xp.where(x > float(largest), xp.full((), end, dtype=dtype), y)
 
 
 def in_exact(fn: Callable[..., Any]) -> Callable[..., Any]:
