@@ -6,7 +6,7 @@ import importlib
 
 import numpy as np
 import pytest
-from onnxruntime_modules import CPU, DEFAULT, DOUBLE, MODULES, X, content, load, value
+from onnxruntime_modules import CPU, DEFAULT, DOUBLE, MODULES, X, content, load, parsed, value
 
 # The module.
 
@@ -104,3 +104,91 @@ def test_example_models(ort):
     np.testing.assert_equal(y, [[1, 2], [3, 4], [5, 6]])
     with pytest.raises(FileNotFoundError):
         datasets.get_example("zz")
+
+
+REFUSED = {  # message: kind of exception, and the call
+    "set_seed(): incompatible": (TypeError, lambda ort: ort.set_seed("x")),
+    "set_default_logger_verbosity(): incompatible": (TypeError, lambda ort: ort.set_default_logger_verbosity("x")),
+    "set_global_thread_pool_sizes(): incompatible": (TypeError, lambda ort: ort.set_global_thread_pool_sizes("x")),
+    "register_execution_provider_library(): incompatible": (
+        TypeError,
+        lambda ort: ort.register_execution_provider_library("x", 3),
+    ),
+    "add_initializer(): incompatible": (
+        TypeError,
+        lambda ort: ort.SessionOptions().add_initializer(3, value(ort, X)),
+    ),
+    "add_provider(): incompatible": (TypeError, lambda ort: ort.SessionOptions().add_provider(CPU[0], {"a": 1})),
+    "run_async(): incompatible": (
+        TypeError,
+        lambda ort: load(ort, DOUBLE).run_async(["y"], {"x": X}, 3, None),
+    ),
+    "compile_to_stream(): incompatible": (
+        TypeError,
+        lambda ort: ort.ModelCompiler(ort.SessionOptions(), content(DOUBLE)).compile_to_stream(3),
+    ),
+    "The provided Python object must be an OrtValue": (
+        RuntimeError,
+        lambda ort: ort.SessionOptions().add_initializer("a", 3),
+    ),
+    "Unknown Provider Type: Foo": (RuntimeError, lambda ort: ort.SessionOptions().add_provider("Foo", {})),
+    "callback must be a callable": (RuntimeError, lambda ort: ort.set_default_logger_callback(3)),
+    "Invalid OrtArenaCfg option: zzz": (RuntimeError, lambda ort: ort.OrtArenaCfg({"zzz": 5})),
+    "This OrtValue does not contain SparseTensor. Check data_type() value.": (
+        RuntimeError,
+        lambda ort: value(ort, X)._ortvalue.as_sparse_tensor(),
+    ),
+    "This sparse tensor does not contain CSR(C) format": (RuntimeError, lambda ort: coo(ort).as_csrc_view()),
+    "This sparse tensor does not contain BlockSparse format": (
+        RuntimeError,
+        lambda ort: coo(ort).as_blocksparse_view(),
+    ),
+    "Cuda is not available in this build": (RuntimeError, lambda ort: coo(ort).to_cuda(ort.OrtDevice.make("cpu", 0))),
+    "Unable to create OrtValue from the given python object": (
+        RuntimeError,
+        lambda ort: load(ort, DOUBLE).io_binding().bind_cpu_input("x", [1.0]),
+    ),
+    "": (RuntimeError, lambda ort: ort.LoraAdapter().Load("/nonexistent")),
+    "does not appear to be a valid lora parameter format": (
+        RuntimeError,
+        lambda ort: ort.AdapterFormat.read_adapter(__file__),
+    ),
+}
+
+
+def coo(ort):
+    """A sparse tensor by coordinates."""
+    return ort.SparseTensor.sparse_coo_from_numpy([3, 3], X[0], np.array([1, 5, 6]), ort.OrtDevice.make("cpu", 0))
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_does_not_fit_is_refused_in_the_same_words(ort, message):
+    kind, call = REFUSED[message]
+    with pytest.raises(kind) as caught:
+        call(ort)
+    assert type(caught.value) is kind and message in str(caught.value)
+
+
+def test_providers_that_options_cannot_add(ort, native):
+    with pytest.raises(native.InvalidArgument, match="Failed to add provider of type 'XnnpackExecutionProvider'"):
+        ort.SessionOptions().add_provider("XnnpackExecutionProvider", {})
+
+
+def test_memory_of_inputs_and_outputs(ort):
+    session = load(ort, DOUBLE)
+    for (info,) in (session.get_input_memory_infos(), session.get_output_memory_infos()):
+        assert (info.name, info.device_id, int(info.allocator_type), int(info.mem_type)) == ("Cpu", 0, 1, 0)
+
+
+@pytest.mark.filterwarnings("ignore:onnx.version is deprecated")  # the genuine backend imports it
+def test_operator_sets_of_the_backend(ort):
+    backend = importlib.import_module(f"{ort.__name__}.backend.backend").OnnxRuntimeBackend
+    assert backend.allowReleasedOpsetsOnly and backend.is_opset_supported(parsed(DOUBLE)) == (True, "")
+    fine, reason = backend.is_opset_supported(parsed(DOUBLE, opsets='"": 99'))
+    assert not fine and reason.endswith("Got Domain 'ai.onnx' version '99'.")
+
+
+def test_strings_cannot_be_bound(ort):
+    session = load(ort, "g (string[N] x) => (string[N] y) { y = Identity(x) }")
+    with pytest.raises(RuntimeError, match="^Only binding non-string Tensors is currently supported$"):
+        session.io_binding().bind_cpu_input("x", np.array(["a"], object))

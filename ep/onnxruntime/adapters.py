@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ep.onnxruntime.elements import DTYPES
-from ep.onnxruntime.errors import Fail, NoSuchFile, failure
 from ep.onnxruntime.ortvalue import OrtValue
 from ep.onnxruntime.pybind import COLLECTION, STATE, unpicklable
 from ep.onnxruntime.values import COrtValue
@@ -104,16 +103,17 @@ def read(path: str | os.PathLike[str]) -> tuple[int, int, dict[str, np.ndarray]]
     """Adapter version, model version and parameters of a file.
 
     Raises:
-        NoSuchFile: it is not there; `Fail`: it is no adapter, or damaged.
+        RuntimeError: it is not there, no adapter, or damaged.
     """
     try:
         content = Path(path).read_bytes()
     except OSError as cause:
-        raise failure(NoSuchFile, f"The adapter file {path} cannot be read: {cause.strerror}") from cause
+        raise RuntimeError(f"The adapter file {path} cannot be read: {cause.strerror}") from cause
     try:
         return _decode(content)
     except (struct.error, IndexError, ValueError, KeyError) as cause:
-        raise failure(Fail, f"The file: {path} does not appear to be a valid lora adapter format: {cause}") from cause
+        message = f"The buffer does not appear to be a valid lora parameter format\n{path}: {cause}"
+        raise RuntimeError(message) from cause
 
 
 def _decode(content: bytes) -> tuple[int, int, dict[str, np.ndarray]]:

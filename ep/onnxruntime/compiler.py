@@ -12,7 +12,7 @@ from ep.onnxruntime.core import CInferenceSession
 from ep.onnxruntime.errors import Fail, failure
 from ep.onnxruntime.optimized import simplified
 from ep.onnxruntime.options import SessionOptions, failure_of
-from ep.onnxruntime.pybind import COLLECTION
+from ep.onnxruntime.pybind import COLLECTION, STATE, incompatible
 
 
 class ModelCompiler:
@@ -76,6 +76,9 @@ class ModelCompiler:
 
     def compile_to_stream(self, write_function: Callable[[bytes], None]) -> None:
         """Passes the bytes of the model to a function."""
+        if not callable(write_function):
+            signature = f"(self: {STATE}.ModelCompiler, arg0: collections.abc.Callable[[bytes], None]) -> None"
+            raise incompatible("compile_to_stream", signature, self, write_function)
         write_function(self.compile_to_bytes())
 
     def _model(self) -> Any:

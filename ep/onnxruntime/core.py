@@ -269,6 +269,8 @@ class CInferenceSession:
 
         What cannot be made into tensors is refused at once; what does not fit the model is told to the callback.
         """
+        if not callable(callback):
+            raise incompatible("run_async", SIGNATURE, self, output_names, feed, callback, user_data, options)
         problem: Exception | None = None
         entered: Mapping[str, Any] = {}
         wanted = self._wanted(output_names, feed, options)

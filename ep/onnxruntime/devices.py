@@ -155,7 +155,7 @@ class OrtMemoryInfo:
 
 def cpu_memory() -> OrtMemoryInfo:
     """The description of the host's memory, which inputs and outputs of every session have."""
-    return OrtMemoryInfo("Cpu", enums.OrtAllocatorType.ORT_DEVICE_ALLOCATOR, 0, enums.OrtMemType.DEFAULT)
+    return OrtMemoryInfo("Cpu", enums.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, enums.OrtMemType.DEFAULT)
 
 
 class OrtArenaCfg:
@@ -163,6 +163,8 @@ class OrtArenaCfg:
 
     __module__ = STATE
     _FIELDS = ("max_mem", "arena_extend_strategy", "initial_chunk_size_bytes", "max_dead_bytes_per_chunk")
+
+    _MORE = ("initial_growth_chunk_size_bytes", "max_power_of_two_extend_bytes")
 
     max_mem = anything("No effect.")
     arena_extend_strategy = anything("No effect.")
@@ -174,11 +176,12 @@ class OrtArenaCfg:
     def __init__(self, *arguments: Any) -> None:
         """Four numbers, or one dictionary of them."""
         self._values: dict[str, Any] = {}
-        self.initial_growth_chunk_size_bytes = self.max_power_of_two_extend_bytes = -1
         given = arguments[0] if len(arguments) == 1 else dict(zip(self._FIELDS, arguments, strict=True))
-        for name in self._FIELDS:
+        for name in (*self._FIELDS, *self._MORE):
             setattr(self, name, given.get(name, -1))
         for name in given:
+            if name not in (*self._FIELDS, *self._MORE):
+                raise RuntimeError(f"Invalid OrtArenaCfg option: {name}\n")
             setattr(self, name, given[name])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ep.onnxruntime.devices import get_ep_devices
 from ep.onnxruntime.errors import Fail, failure
 from ep.onnxruntime.providers import get_available_providers
+from ep.onnxruntime.pybind import INT, integer, text
 
 API_VERSION = "1.32.0"
 
@@ -34,6 +35,7 @@ def has_collective_ops() -> bool:
 
 def set_seed(seed: int) -> None:
     """No effect: random operators without a `seed` attribute give other numbers at every run."""
+    integer(seed, "set_seed", f"(arg0: {INT}) -> None", seed)
 
 
 def enable_telemetry_events() -> None:
@@ -46,6 +48,10 @@ def disable_telemetry_events() -> None:
 
 def set_global_thread_pool_sizes(intra_op_num_threads: int = 0, inter_op_num_threads: int = 0) -> None:
     """No effect: the array library manages threads."""
+    sizes = (intra_op_num_threads, inter_op_num_threads)
+    signature = f"(intra_op_num_threads: {INT} = 0, inter_op_num_threads: {INT} = 0) -> None"
+    for size in sizes:
+        integer(size, "set_global_thread_pool_sizes", signature, *sizes)
 
 
 def create_and_register_allocator(memory_info: Any, arena_cfg: Any) -> None:
@@ -58,6 +64,8 @@ def create_and_register_allocator_v2(provider_type: str, memory_info: Any, optio
 
 def register_execution_provider_library(registration_name: str, path: str) -> None:
     """Unsupported: native providers are built for onnxruntime; ep finds providers by entry points (`ep.providers`)."""
+    for given in (registration_name, path):
+        text(given, "register_execution_provider_library", "(arg0: str, arg1: str) -> None", registration_name, path)
     try:
         ctypes.CDLL(path)
     except OSError as cause:
@@ -71,6 +79,7 @@ def register_execution_provider_library(registration_name: str, path: str) -> No
 
 def unregister_execution_provider_library(registration_name: str) -> None:
     """Unsupported: no native provider can be registered."""
+    text(registration_name, "unregister_execution_provider_library", "(arg0: str) -> None", registration_name)
     raise failure(Fail, f"Execution provider library: {registration_name} was not registered.")
 
 

@@ -38,8 +38,10 @@ class SessionIOBinding:
         self._check(name)
         if len(arguments) == 1:
             (array,) = arguments
-            if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
-                raise RuntimeError("Only binding Tensors is currently supported")
+            if not isinstance(array, np.ndarray):
+                raise RuntimeError("Unable to create OrtValue from the given python object")
+            if array.dtype.kind in "OUS":
+                raise RuntimeError("Only binding non-string Tensors is currently supported")
             self._inputs[name] = COrtValue.ortvalue_from_numpy(array)
         else:
             self._inputs[name] = at_address(*arguments)

@@ -46,7 +46,7 @@ def set_default_logger_severity(severity: int) -> None:
 
 def set_default_logger_verbosity(verbosity: int) -> None:
     """No effect: there are no verbose messages."""
-    del verbosity
+    integer(verbosity, "set_default_logger_verbosity", f"(arg0: {INT}) -> None", verbosity)
 
 
 def set_default_logger_callback(callback: Any, severity: int = 2) -> None:
@@ -56,7 +56,7 @@ def set_default_logger_callback(callback: Any, severity: int = 2) -> None:
         _Logger.callback = None
         return
     if not callable(callback):
-        raise RuntimeError("The callback is neither callable nor None")
+        raise RuntimeError("callback must be a callable\n")
     _Logger.callback, _Logger.severity = callback, severity
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ep.onnxruntime import enums
 from ep.onnxruntime.errors import Fail, failure
+from ep.onnxruntime.providers import check_addable
 from ep.onnxruntime.pybind import INT, STATE, a_bool, a_str, an_enum, an_int, incompatible, integer, text, unpicklable
 
 _SELF = f"(self: {STATE}.SessionOptions"
@@ -77,6 +78,9 @@ class SessionOptions:
 
     def add_initializer(self, name: str, ort_value: Any) -> None:
         """Uses this tensor in place of the initializer of the model."""
+        text(name, "add_initializer", f"{_SELF}, arg0: str, arg1: object) -> None", self, name, ort_value)
+        if not hasattr(getattr(ort_value, "_ortvalue", ort_value), "is_tensor"):
+            raise RuntimeError("The provided Python object must be an OrtValue\n")
         self._initializers[name] = ort_value
 
     def add_external_initializers(self, names: Sequence[str], ort_values: Sequence[Any]) -> None:
@@ -97,7 +101,9 @@ class SessionOptions:
     def add_provider(self, name: str, options: Mapping[str, str]) -> None:
         """Adds a provider, as `providers=` of `InferenceSession` does."""
         signature = f"{_SELF}, arg0: str, arg1: collections.abc.Mapping[str, str]) -> None"
-        text(name, "add_provider", signature, self, name, options)
+        for item in (name, *options, *options.values()):
+            text(item, "add_provider", signature, self, name, options)
+        check_addable(name)
         self._providers.append((name, dict(options)))
 
     def add_provider_for_devices(self, devices: Sequence[Any], options: Mapping[str, str]) -> None:

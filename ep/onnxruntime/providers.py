@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
+from ep.onnxruntime.errors import InvalidArgument, failure
 from ep.onnxruntime.messages import log
 
 MLX, JAX, CPU = "MLXExecutionProvider", "JAXExecutionProvider", "CPUExecutionProvider"
@@ -68,6 +69,18 @@ def nearest(name: str) -> str | None:
     if name in _GPU and _cuda():
         return JAX
     return MLX if name in _APPLE and apple() and find_spec("mlx") else None
+
+
+def check_addable(name: str) -> None:
+    """Raises what onnxruntime says of a provider that `SessionOptions.add_provider` cannot add."""
+    if name in get_available_providers() or nearest(name):
+        return
+    if name not in (*KNOWN, *OWN):
+        raise RuntimeError(f"Unknown Provider Type: {name}")
+    raise failure(
+        InvalidArgument,
+        f"Failed to add provider of type '{name}' to SessionOptions. Provider configuration is not supported.",
+    )
 
 
 def normalize(

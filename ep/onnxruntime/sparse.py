@@ -13,6 +13,8 @@ from ep.onnxruntime import enums
 from ep.onnxruntime.elements import NAMES, number_of
 from ep.onnxruntime.pybind import COLLECTION, STATE, unpicklable
 
+_FORMATS = {1: "COO", 2: "CSR(C)", 4: "BlockSparse"}
+
 
 class _View:
     """Indices of a sparse tensor."""
@@ -118,7 +120,7 @@ class CSparseTensor:
 
     def _view(self, form: Any, view: type[_View]) -> Any:
         if self._form != form:
-            raise RuntimeError(f"This sparse tensor is {self._form}, not {form}")
+            raise RuntimeError(f"This sparse tensor does not contain {_FORMATS[int(form)]} format\n")
         return view(**self._indices)
 
     def get_coo_data(self) -> SparseCooView:
@@ -135,7 +137,7 @@ class CSparseTensor:
 
     def to_cuda(self, ort_device: Any) -> CSparseTensor:
         """Unsupported: sparse tensors stay on the host."""
-        raise RuntimeError("Can't move a SparseTensor to CUDA: sparse tensors stay on the host in ep.")
+        raise RuntimeError("Cuda is not available in this build: sparse tensors stay on the host in ep.")
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -210,7 +210,7 @@ class COrtValue:
     def as_sparse_tensor(self) -> Any:
         """The sparse tensor that it holds."""
         if not self.is_sparse_tensor():
-            raise RuntimeError("This OrtValue does not hold a SparseTensor")
+            raise RuntimeError("This OrtValue does not contain SparseTensor. Check data_type() value.\n")
         return self._held
 
     # Between runs.

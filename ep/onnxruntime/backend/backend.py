@@ -18,6 +18,23 @@ _NAMES = {"CPU": None, "JAX": "JAXExecutionProvider", "MLX": "MLXExecutionProvid
 class OnnxRuntimeBackend(Backend):
     """The backend of the drop-in: `CPU` is the default device, `JAX` and `MLX` are those providers."""
 
+    allowReleasedOpsetsOnly = True
+
+    @classmethod
+    def is_opset_supported(cls, model: Any) -> tuple[bool, str]:
+        """Whether the operator sets of a model are released ones, and why not."""
+        from ep.passes import NEWEST_OPSET
+
+        for entry in model.opset_import:
+            domain = entry.domain or "ai.onnx"
+            if entry.version > NEWEST_OPSET.get(entry.domain, entry.version):
+                return False, (
+                    "Skipping this test as only released onnx opsets are supported."
+                    "To run this test set env variable ALLOW_RELEASED_ONNX_OPSET_ONLY to 0. "
+                    f"Got Domain '{domain}' version '{entry.version}'."
+                )
+        return True, ""
+
     @classmethod
     def is_compatible(cls, model: Any, device: str | None = None, **kwargs: Any) -> bool:
         """Whether the device is supported and the operator sets of the model are released ones."""
