@@ -32,7 +32,18 @@ def astype(x: Any, dtype: Any) -> np.ndarray:
     x = np.asarray(x)
     if x.dtype.kind == "c" and np.dtype(dtype).kind != "c":
         x = x.real
+    if x.dtype == np.float64 and np.dtype(dtype).isbuiltin == 2:  # one of ml_dtypes
+        x = _sticky(x)
     return x.astype(dtype, copy=False)
+
+
+def _sticky(x: np.ndarray) -> np.ndarray:
+    """Doubles as float32 whose last bit says that something is missing: ml_dtypes goes by way of float32."""
+    with np.errstate(over="ignore"):
+        y = np.asarray(x.astype(np.float32))
+    wide = y.astype(np.float64)
+    bits = y.view(np.uint32) - (np.abs(wide) > np.abs(x)).astype(np.uint32)  # towards zero
+    return np.where((wide == x) | np.isnan(x), y, (bits | 1).view(np.float32))
 
 
 def dtype_of(x: Any) -> np.dtype:

@@ -122,12 +122,15 @@ class Runner:
         return xp.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
 
 
+WIDER = (np.dtype(np.float32), np.dtype(np.float64))
+
+
 def _narrowed(results: Sequence[Any], dtypes: Sequence[np.dtype | None]) -> Sequence[Any]:
     """Results in bfloat16 and its like where the node says so: NumPy widens those beside a Python float."""
-    if all(dtype is None or dtype.kind != "V" for dtype in dtypes):
+    if all(dtype is None or dtype.isbuiltin == 1 for dtype in dtypes):
         return results
     return [
-        r.astype(d) if d is not None and d.kind == "V" and getattr(r, "dtype", d).kind == "f" else r
+        r.astype(d) if d is not None and d.isbuiltin == 2 and getattr(r, "dtype", d) in WIDER else r
         for r, d in zip(results, dtypes, strict=False)
     ]
 

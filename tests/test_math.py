@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from conftest import require
 
@@ -192,6 +193,22 @@ def test_infinity_becomes_the_largest_float8(name, inf):
     dtype = np.dtype(getattr(ml_dtypes, name))
     assert cast_to(host, f(INF, 1e6), dtype).astype(np.float32).tolist() == [inf, inf]
     assert not np.isfinite(cast_to(host, f(INF, 1e6), dtype, saturate=False).astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
+def test_doubles_are_rounded_once(name):
+    """What lies so close to the middle between two numbers that float32 does not see on which side."""
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    low, high = np.asarray([1, 2 if name == "float4_e2m1fn" else 1 + float(ml_dtypes.finfo(dtype).eps)])
+    low = 1.5 if name == "float4_e2m1fn" else low
+    middle = (low + high) / 2
+    x = np.asarray([np.nextafter(middle, 0), np.nextafter(middle, 9), 1e300, np.nan])
+    got = on_host("Cast", 24, np.concatenate([x, -x]), to=onnx.helper.np_dtype_to_tensor_dtype(dtype)).astype(
+        np.float64
+    )
+    np.testing.assert_array_equal(got[:2], [low, high])
+    np.testing.assert_array_equal(np.abs(got[:3]), np.abs(got[4:7]))
+    assert got[2] == (np.inf if name == "bfloat16" else float(ml_dtypes.finfo(dtype).max))
 
 
 def test_before_opset_24_infinity_became_nan_in_the_types_without_it():
