@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ep.errors import InvalidInput
+from ep.errors import InvalidInput, counted
 from ep.inputs import feeds
 from ep.plan import Plan
 from ep.session import load
@@ -33,6 +33,8 @@ class Trial:
     load_seconds: float
     first_seconds: float
     repeats: tuple[float, ...]
+    compiled: int  # functions that the first run compiled
+    loaded: int  # and those that it found stored, in the cache or the model's context
 
     def save(self, path: str) -> None:
         """Writes the outputs that are arrays of numbers or text to an .npz file."""
@@ -67,6 +69,7 @@ class Trial:
                 "warm_best": min(self.repeats, default=None),
                 "warm_runs": len(self.repeats),
             },
+            "functions": {"compiled": self.compiled, "loaded": self.loaded},
         }
         return described | ({"plan": self.plan.to_dict()} if with_plan else {})
 
@@ -82,6 +85,8 @@ class Trial:
             table.add_row(*map(Text, ("output", name, _type(value), _values(value))))
         yield table
         times = f"load {self.load_seconds:.3f} s, first run {self.first_seconds:.3f} s"
+        if self.compiled or self.loaded:
+            times += f" ({counted(self.compiled, 'function')} compiled, {self.loaded} found stored)"
         if self.repeats:
             middle, best = statistics.median(self.repeats) * 1e3, min(self.repeats) * 1e3
             times += f", then median {middle:.3f} ms, best {best:.3f} ms of {len(self.repeats)} runs"
@@ -106,6 +111,7 @@ def try_model(
     loaded = time.perf_counter()
     inputs, sources = feeds(session.inputs, given, dims or {}, seed)
     first, outputs = _timed(session, inputs)
+    compiled, found = session.counters.misses, session.counters.loaded
     repeats = tuple(_timed(session, inputs)[0] for _ in range(repeat))
     named = dict(zip((o.name for o in session.outputs), outputs, strict=True))
     return Trial(
@@ -118,6 +124,8 @@ def try_model(
         loaded - started,
         first,
         repeats,
+        compiled,
+        found,
     )
 
 

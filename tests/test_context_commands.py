@@ -41,6 +41,7 @@ def test_a_model_is_compiled_for_each_signature(model, capsys):
     session = ep.load(model.parent / "e.onnx", "jax", options={"trust_native": True})
     code, printed = run(capsys, "run", model.parent / "e.onnx", "--device", "jax", "--dim", "n=2", "--trust-native")
     assert code == 0 and printed.err == ""
+    assert "(0 functions compiled, 1 found stored)" in " ".join(printed.out.split())
     for rows in (2, 3):
         x = np.ones((rows, 4), np.float32)
         np.testing.assert_allclose(session.run(None, {"x": x, "z": x})[0], np.tanh(2 * x), rtol=1e-5)
