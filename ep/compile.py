@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ class Executable:
         self.constants, self.context, self.pinned = constants, context, pinned
         self._control: set[int] = set()
         self._lock = threading.Lock()
+        self._is_mixed = context.is_mixed
         self._plan()
 
     def _plan(self) -> None:
@@ -65,15 +67,29 @@ class Executable:
         while True:
             attempt, runnables = dict(env), self.runnables
             try:
-                for group in runnables:
-                    group.run(attempt)
+                for runnable in runnables:
+                    if self._is_mixed:
+                        self._run_apart(runnable, attempt)
+                    else:
+                        runnable.run(attempt)
                 break
             except Untraceable as signal:
                 self._cut(signal, runnables)
         for value in self.outputs:
             if value not in attempt:
                 attempt[value] = self.constants[value]
+            elif self._is_mixed:
+                attempt[value] = self.context.fetched(attempt[value])
         return attempt
+
+    def _run_apart(self, runnable: Any, env: dict[Any, Any]) -> None:
+        """Run a group within the scope of its own library, on NumPy arrays and those of that library."""
+        group, context = runnable.group, self.context
+        own = context.backends.get(group.provider) if group.kind != HOST else None
+        for value in (*group.inputs, *group.host_inputs, *group.shapes):
+            env[value] = context.fetched(env[value], own)
+        with nullcontext() if own is None else own.scope():
+            runnable.run(env)
 
     def _cut(self, signal: Untraceable, runnables: tuple[Any, ...]) -> None:
         step = signal.step

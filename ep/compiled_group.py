@@ -22,7 +22,7 @@ from ep.errors import EpError, ExecutionError
 from ep.growth import changing
 from ep.library import Library
 from ep.partition import Group
-from ep.placement import Placer
+from ep.placement import HOST, Placer
 from ep.program import Runner, TooLong, Untraceable, describe, to_host, walk
 from ep.seeds import derived_from
 from ep.variants import Axes, Past, Variants, contents, copied, signature
@@ -58,6 +58,20 @@ class Context:
     eager: bool = False
     library: Library = field(default_factory=Library)
     feedback: threading.Event = field(default_factory=threading.Event)  # set once results came back as arguments
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether several libraries run groups, none of which knows the arrays of another."""
+        return sum(name != HOST for name in self.backends) > 1
+
+    def fetched(self, value: Any, keep: Any = None) -> Any:
+        """The value as NumPy holds it, unless it is an array of the backend to `keep`."""
+        if isinstance(value, list):
+            return [self.fetched(item, keep) for item in value]
+        if keep is not None and keep.is_array(value):
+            return value
+        owner = next((b for b in self.backends.values() if b.is_array(value)), None)
+        return value if owner is None else owner.to_numpy(value)
 
     def runner(self, provider: str, on_host: frozenset[int] = frozenset()) -> Runner:
         backend = self.backends[provider]

@@ -211,8 +211,8 @@ class InferenceSession:
 
     def wake(self) -> None:
         """Brings the weights to the device, before a run would; after `hibernate`, or after `load`."""
-        with self._backend.scope():
-            for _, runnable in self._executable.every():
+        for _, runnable in self._executable.every():
+            with getattr(runnable, "backend", self._backend).scope():
                 runnable.place()
 
     @property

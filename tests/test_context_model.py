@@ -130,6 +130,37 @@ def test_partitions_share_one_container(accelerator, tmp_path):
     assert (again.counters.loaded, again.counters.misses) == (session.counters.misses, 0)
 
 
+@pytest.mark.parametrize("embed", [True, False])
+def test_two_accelerators_share_a_model(embed, tmp_path):
+    """MLX has no float64 on a GPU and little of it on a CPU: JAX takes these nodes, in its own scope of 64 bits."""
+    require("jax"), require("mlx")
+    from ep.devices import resolve
+
+    text = """
+    g (float[n, 8] x) => (double[n, 8] y, float[n, 8] z, int64[n] best) {
+        z = Relu(x)
+        d = Cast<to = 11>(z)
+        e = Exp(d)
+        y = Mul(e, e)
+        best = ArgMax<axis = 1, keepdims = 0>(y)
+    }"""
+    onnx.save(parse(text), tmp_path / "m.onnx")
+    providers = [resolve("mlx", {})[0], *resolve("jax", {})]
+    session = quiet(tmp_path / "m.onnx", providers=providers)
+    expected = session.run(None, {"x": X})
+    np.testing.assert_allclose(expected[0], np.exp(2 * np.maximum(X, 0).astype(np.float64)), rtol=1e-14, strict=True)
+    assert [array.dtype for array in expected] == [np.float64, np.float32, np.int64]
+    made = session.save_context(embed=embed)
+    sources = [attributes(n)["source"] for n in contexts(made.model) if attributes(n)["main_context"]]
+    assert sources == [b"ep.mlx", b"ep.jax"] and len(made.blobs) == (0 if embed else 2)
+    again = quiet(made.model, providers=providers, options=TRUST)
+    same(again.run(None, {"x": X}), expected)
+    assert (again.counters.loaded, again.counters.misses) == (2, 0)
+    again.hibernate()
+    again.wake()
+    same(list(again(x=X).values()), expected)
+
+
 def test_a_context_of_a_context(accelerator, tmp_path):
     made, expected = saved(with_weight(), accelerator, tmp_path, {"x": X})
     session = ep.load(made.model, accelerator, options=TRUST)
