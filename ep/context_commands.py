@@ -82,6 +82,7 @@ class Compiled:
         saved = self.saved
         return {
             "model": str(saved.model), "blobs": list(map(str, saved.blobs)), "blob_bytes": saved.blob_bytes,
+            "weights": list(map(str, saved.weights)),
             "partitions": saved.partitions, "functions": saved.functions, "left_out": list(saved.left_out),
             "signatures": self.signatures, "compiled": self.compiled, "loaded": self.loaded,
             "seconds": self.seconds, "notices": list(self.notices),
@@ -89,7 +90,7 @@ class Compiled:
 
     def __str__(self) -> str:
         saved = self.saved
-        files = ", ".join(str(path) for path in (saved.model, *saved.blobs))
+        files = ", ".join(str(path) for path in (saved.model, *saved.blobs, *saved.weights))
         partitions, functions = counted(saved.partitions, "partition"), counted(saved.functions, "compiled function")
         lines = [
             f"{files}: {partitions}, {functions} for {counted(self.signatures, 'signature')}, "

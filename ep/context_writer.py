@@ -50,10 +50,14 @@ CARRIED = frozenset(  # element types of the node's schema
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What was written: the files, the partitions, the stored functions with their bytes, and what was left out."""
+    """What was written: the files, the partitions, the stored functions with their bytes, and what was left out.
+
+    `weights` are files made for weights that have no file beside the model; the model reads others, too.
+    """
 
     model: Path
     blobs: tuple[Path, ...]
+    weights: tuple[Path, ...]
     partitions: int
     functions: int
     blob_bytes: int
@@ -92,8 +96,8 @@ def write_model(source: Source, path: Path, *, embed: bool, portable_only: bool)
     files = [] if embed else [DataFile(names[key], blob, ()) for key, blob in blobs.items()]
     write(path, writer.proto, [*weights, *files], lambda done, total: None)
     size = sum(map(len, blobs.values()))
-    written = tuple(path.with_name(file.name) for file in files)
-    return Saved(path, written, len(writer.nodes), writer.functions, size, tuple(writer.left_out))
+    blob_files, weight_files = (tuple(path.with_name(file.name) for file in group) for group in (files, weights))
+    return Saved(path, blob_files, weight_files, len(writer.nodes), writer.functions, size, tuple(writer.left_out))
 
 
 class _Writer:

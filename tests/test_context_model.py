@@ -88,6 +88,10 @@ def test_the_code_of_a_context_is_used(accelerator, embed, tmp_path):
     made, expected = saved(with_weight(), accelerator, tmp_path, {"x": X}, embed)
     assert (made.model, made.partitions, made.functions) == (tmp_path / "model_ctx.onnx", 1, 1)
     assert made.blobs == (() if embed else (tmp_path / "model_ctx.epctx",)) and made.left_out == ()
+    assert made.weights == (() if embed else (tmp_path / "model_ctx.data",))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        path.name for path in (tmp_path / "model.onnx", made.model, *made.blobs, *made.weights)
+    }
     session = ep.load(made.model, accelerator, options=TRUST)
     same(session.run(None, {"x": X}), expected)
     assert (session.counters.loaded, session.counters.misses) == (1, 0)
