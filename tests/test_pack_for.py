@@ -24,7 +24,7 @@ CORPUS = Path(os.environ.get("EP_CORPUS", Path(__file__).parents[2] / "shared" /
 
 def corpus_models() -> list[Any]:
     every = sorted(p.parent.name for p in CORPUS.glob("*/model.onnx"))
-    some = {"llm_tiny_qwen2_int4", "llm_micro_llama_fp16", "vad_silero", "sk_knn_clf", "ocr_ppocrv6_rec_tiny"}
+    some = {"llm_tiny_qwen2_int4", "llm_micro_llama_fp16", "vad_silero", "sk_knn_clf", "face_mtcnn_onet"}
     return every if os.environ.get("EP_FULL") == "1" else sorted(some.intersection(every))
 
 
