@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ep.placement import HOST, Facts, Placement
 from ep.program import Step
 from ep.registry import Factor, ShapeOf
@@ -181,8 +183,13 @@ def _complete(
 
 
 def embeds(value: Any, facts: Facts, constants: Any) -> bool:
-    """Whether a constant is part of the trace rather than an argument: small, or needed there on the host."""
-    return value in facts.needed or constants[value].nbytes <= EMBEDDED_BYTES or constants[value].dtype.kind == "O"
+    """Whether a constant is part of the trace rather than an argument: small, or needed there on the host.
+
+    One that is not finite is not: what XLA's CPU compiler knows to be NaN, it takes for whatever is in memory (`exp`).
+    """
+    array = constants[value]
+    small = array.nbytes <= EMBEDDED_BYTES and (array.dtype.kind != "f" or bool(np.isfinite(array).all()))
+    return value in facts.needed or small or array.dtype.kind == "O"
 
 
 def read_otherwise(steps: Sequence[Step]) -> set[Any]:

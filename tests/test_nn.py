@@ -497,3 +497,17 @@ def test_max_roi_pool_leaves_empty_bins_at_zero(device):
     x = -np.ones((1, 1, 4, 4), np.float32)
     rois = np.asarray([[0, 0, 0, 1, 1], [0, 8, 8, 9, 9]], np.float32)
     near(run_node(device, "MaxRoiPool", x, rois, pooled_shape=[1, 1]).ravel(), [-1, 0])
+
+
+# Not a number
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin", "GlobalMaxPool"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_one_that_is_no_number_wins_in_large_arrays_too(device, op, dtype):
+    """Libraries have kernels of their own for these, which may skip it."""
+    x = np.random.default_rng(0).standard_normal((1, 3, 64, 96)).astype(dtype)
+    x[0, 1, 63, 95] = np.nan
+    axes = [] if op == "GlobalMaxPool" else [ints(2, 3)]
+    y = run_node(device, op, x, *axes, opset=20)
+    np.testing.assert_array_equal(np.isnan(y).ravel(), [False, True, False])

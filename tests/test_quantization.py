@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import parse
 from nodes import run_node
+from onnx import numpy_helper
 
 import ep
 
@@ -43,6 +44,30 @@ def same(got: np.ndarray, want: Any, dtype: Any) -> None:
 
 
 # QuantizeLinear and DequantizeLinear
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
+def test_what_is_no_number_becomes_the_lowest_one(device, dtype):
+    """The specification is silent; onnxruntime does it so."""
+    y = run_node(device, "QuantizeLinear", f32(np.nan, 1, np.nan), scalar(1), scalar(7, dtype))
+    same(y, [np.iinfo(dtype).min, 8, np.iinfo(dtype).min], dtype)
+
+
+def test_an_infinite_scale_gives_the_same_in_every_use(device):
+    """Quantizers give masks of -inf such scales: 0 * inf is NaN, whatever a compiler makes of constants."""
+    model = parse("""
+        agraph (int8[4, 7, 8] a, int8[4, 8, 7] b) => (float[4, 7, 7] y, bool[4, 7, 7] none)
+        <float zero = {0}, float infinite = {1}>
+        { c = MatMulInteger(a, b)  f = Cast<to = 1>(c)  m = Mul(f, zero)  x = Mul(m, infinite)
+          y = Softmax<axis = -1>(x)  none = IsNaN(y) }
+    """)
+    model.graph.initializer[1].CopyFrom(numpy_helper.from_array(scalar(np.inf), "infinite"))
+    session = ep.load(model, device)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for shape in ((4, 7, 8), (4, 8, 7)))
+    for _ in range(5):
+        y, none = session.run(None, {"a": a, "b": b})
+        assert np.isnan(y).all() and none.all()
 
 
 def test_quantize_rounds_half_to_even_and_saturates(device):

@@ -78,6 +78,22 @@ rsqrt = lax.rsqrt
 sigmoid = jax.nn.sigmoid
 
 
+def max(x: Any, axis: Any = None, keepdims: bool = False) -> jax.Array:
+    return _extremum(jnp.max, x, axis, keepdims)
+
+
+def min(x: Any, axis: Any = None, keepdims: bool = False) -> jax.Array:
+    return _extremum(jnp.min, x, axis, keepdims)
+
+
+def _extremum(reduce: Any, x: Any, axis: Any, keepdims: bool) -> jax.Array:
+    """NaN wins, as NumPy has it: XLA's CPU kernels for larger arrays skip it."""
+    found = reduce(x, axis=axis, keepdims=keepdims)
+    if not jnp.issubdtype(found.dtype, jnp.floating):
+        return found
+    return jnp.where(jnp.any(jnp.isnan(x), axis=axis, keepdims=keepdims), jnp.nan, found)
+
+
 def softmax(x: Any, axis: int = -1) -> jax.Array:
     return jax.nn.softmax(_wide(x), axis=axis).astype(x.dtype)
 

@@ -47,11 +47,14 @@ def limits(dtype: np.dtype) -> tuple[float, float]:
 
 
 def to_integer(xp: Any, x: Any, dtype: np.dtype, zero_point: Any = None) -> Any:
-    """x, a float32 array in units of the scale, rounded half to even, shifted and clipped to the integer dtype."""
-    x = xp.round(x)
+    """x, a float32 array in units of the scale, rounded half to even, shifted and clipped to the integer dtype.
+
+    NaN becomes the lowest integer, as in onnxruntime; left to a cast, it may differ between two uses of the result.
+    """
+    x, (low, high) = xp.round(x), limits(dtype)
     if zero_point is not None:
         x = x + xp.astype(zero_point, np.float32)
-    return xp.astype(xp.clip(x, *limits(dtype)), dtype)
+    return xp.astype(xp.where(x > low, xp.minimum(x, high), low), dtype)
 
 
 def to_small_float(xp: Any, x: Any, dtype: np.dtype, saturates: bool) -> Any:
