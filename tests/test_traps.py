@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from nodes import run_node
 
+import ep
+
 INF, NAN = math.inf, math.nan
 MAX, MIN = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 Row = tuple[str, str, list[Any], dict[str, Any], list[Any]]
@@ -372,6 +374,48 @@ def test_trap(device: str, case: Row) -> None:
             np.testing.assert_allclose(g, e, rtol=1e-5, atol=1e-5)
         else:
             assert (g == e).all(), f"{g} is not {e}"
+
+
+ONES = np.ones((1, 2, 4, 4), np.float32)
+WEIGHTS = [np.ones((1, 8, 3), np.float32), np.ones((1, 8, 2), np.float32)]
+
+# Nodes that contradict themselves, of which some library makes something nevertheless.
+REFUSED: list[tuple[str, list[Any], dict[str, Any], int]] = [
+    ("Reshape", [f(1, 2, 3, 4, 5, 6), i(-2, 3)], {}, 1),
+    ("Transpose", [SQUARE], {"perm": [-1, 0]}, 1),
+    ("Range", [np.array(0), np.array(MAX), np.array(1)], {}, 1),
+    ("OneHot", [i(1), i(-1), f(0, 1)], {}, 1),
+    ("Split", [f(1, 2, 3, 4, 5)], {"num_outputs": 3}, 2),
+    ("GatherND", [f([1], [2], [3]), i([0])], {"batch_dims": 1}, 1),
+    ("Conv", [ONES, ONES[:, :, :2, :2]], {"pads": [-1, 0, 0, 0]}, 1),
+    ("Conv", [ONES, ONES[:, :, :0, :2]], {}, 1),
+    ("ConvTranspose", [ONES, ONES[:, :, :2, :2].swapaxes(0, 1)], {"output_padding": [1, 0]}, 1),
+    ("Resize", [ONES, None, f(1, 1, 2, 2), i(1, 2, 8, 8)], {}, 1),
+    ("DFT", [ONES[:1, 0, :, :3], None, np.array(1)], {}, 1),
+    ("RotaryEmbedding", [ONES[..., :3], ONES[:, 0, :, :1], ONES[:, 0, :, :1]], {}, 1),
+    ("BitShift", [u8(1), u8(1)], {"direction": "UP"}, 1),
+    ("LSTM", [ONES[0, :, :1, :3], *WEIGHTS], {"hidden_size": 2, "direction": "bidirectional"}, 1),
+    ("LSTM", [ONES[0, :, :1, :3], *WEIGHTS], {"hidden_size": 3}, 1),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=[f"{op}-{n}" for n, (op, *_) in enumerate(REFUSED)])
+def test_a_contradiction_is_refused(device: str, case: Any) -> None:
+    op, inputs, attributes, outputs = case
+    with pytest.raises(ep.EpError, match=op):
+        run_node(device, op, *inputs, opset=24, outputs=outputs, **attributes)
+
+
+def test_writes_stay_inside(device: str) -> None:
+    """An index beyond the end is not seen before the run on a device; nothing behind the cache is written, though."""
+    cache, update = np.zeros((1, 3, 2), np.float32), np.ones((1, 2, 2), np.float32)
+    for index in (MAX, MIN, 5, 1 << 32):
+        if device == "host":
+            with pytest.raises(ep.EpError):
+                run_node(device, "TensorScatter", cache, update, i(index), opset=24)
+        else:
+            got = run_node(device, "TensorScatter", cache, update, i(index), opset=24)
+            assert got.shape == cache.shape and got.sum() in (0, 4)
 
 
 def test_there_are_enough() -> None:

@@ -62,11 +62,18 @@ def _halves(x: Any) -> mx.array:
 
 
 def slice_update(x: Any, update: Any, starts: Any) -> mx.array:
+    room = [n - m for n, m in zip(x.shape, update.shape, strict=True)]
+    if min(room, default=0) < 0:
+        raise ValueError(f"{list(update.shape)} elements do not fit into {list(x.shape)}")
     if all(isinstance(s, int | np.integer) for s in starts):
+        if any(not 0 <= s <= most for s, most in zip(starts, room, strict=True)):
+            raise IndexError(f"{list(update.shape)} elements at {list(starts)} lie outside of {list(x.shape)}")
         result = mx.array(x)
         result[tuple(slice(int(s), int(s) + n) for s, n in zip(starts, update.shape, strict=True))] = update
         return result
-    start = mx.stack([mx.array(s).astype(mx.int32) for s in starts])
+    # inside, as `_within` says: MLX writes wherever it is told to
+    inside = (mx.clip(mx.array(s), 0, most) for s, most in zip(starts, room, strict=True))
+    start = mx.stack([s.astype(mx.int32) for s in inside])
     return mx.slice_update(x, update, start, tuple(range(x.ndim)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ep.dtypes import onnx_dtype
+from ep.errors import InvalidInput
 from ep.ops.precision import is_float, wide, wide_dtype
 from ep.registry import Body, Outputs, op
 
@@ -214,6 +215,8 @@ def rotary_embedding(
 def rotate(xp: Any, x: Any, cos: Any, sin: Any, interleaved: bool, size: int = 0) -> Any:
     """The first `size` (0: all) channels of x [B, H, L, D] turned in pairs by angles [B or 1, 1, L, size / 2]."""
     size = size or x.shape[-1]
+    if size % 2 or size > x.shape[-1]:
+        raise InvalidInput(f"{size} of {x.shape[-1]} channels cannot be turned in pairs.")
     turned, cos, sin = wide(xp, x[..., :size]), wide(xp, cos), wide(xp, sin)
     half = size // 2
     if interleaved:

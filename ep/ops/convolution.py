@@ -73,6 +73,8 @@ def transpose_padding(
     """What ConvTranspose cuts off both ends of the full result, and what it adds (zeros) at the end."""
     rank = len(size)
     extra = tuple(output_padding) if output_padding else (0,) * rank
+    if any(not 0 <= e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)):
+        raise ValueError(f"output_padding {extra} is not smaller than strides or dilations")
     if output_shape:
         target = output_shape[-rank:]  # some exporters write batch and channels too
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):

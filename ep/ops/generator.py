@@ -64,6 +64,9 @@ def eye_like(xp, x: ShapeOf, *, dtype=None, k=0):
     return xp.eye(rows, columns, k=k, dtype=onnx_dtype(dtype) if dtype else xp.dtype_of(x))
 
 
+MOST_STEPS = 1 << 40
+
+
 @op("Range", since=11)
 def range_(xp, start: Host, limit: Host, delta: Host):
     dtype = start.dtype
@@ -73,6 +76,8 @@ def range_(xp, start: Host, limit: Host, delta: Host):
     if is_float(dtype):
         steps = xp.astype(xp.arange(max(0, math.ceil((limit - start) / delta)), dtype=np.int32), wide_dtype(dtype))
         return xp.astype(steps * delta + start, dtype)
+    if -((start - limit) // delta) > MOST_STEPS:
+        raise InvalidInput(f"a Range from {start} to {limit} has more than {MOST_STEPS:,} elements.")
     return xp.arange(start, limit, delta, dtype=dtype)
 
 

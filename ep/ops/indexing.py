@@ -33,6 +33,10 @@ def gather_nd(xp, data, indices, *, batch_dims=0):
         raise InvalidInput(
             f"GatherND indices of {k} components and {b} batch axes need more than {data.ndim} data axes."
         )
+    if tuple(data.shape[:b]) != tuple(indices.shape[:b]):
+        raise InvalidInput(
+            f"GatherND data {list(data.shape)} and indices {list(indices.shape)} differ in the first {b} axes."
+        )
     places = _places(xp, indices, data.shape[b : b + k])
     if b:
         batch = xp.arange(math.prod(data.shape[:b]), dtype=np.int64) * math.prod(data.shape[b : b + k])
@@ -50,8 +54,15 @@ def _places(xp, indices, sizes: tuple[int, ...]):
     """Index tuples along the last axis as places in an array of these sizes, negative ones from the back."""
     places = xp.zeros(indices.shape[:-1], dtype=np.int64)
     for i, size in enumerate(sizes):
-        places = places * size + _wrapped(xp, indices[..., i], size)
+        places = places * size + _inside(xp, indices[..., i], size)
     return places
+
+
+def _inside(xp, indices, size: int):
+    """As `_wrapped`; an index outside is an error where the host knows it."""
+    if isinstance(indices, np.ndarray) and indices.size and not -size <= indices.min() <= indices.max() < size:
+        raise IndexError(f"an index from {indices.min()} to {indices.max()} is outside of {size} elements")
+    return _wrapped(xp, indices, size)
 
 
 def _wrapped(xp, indices, size: int):
@@ -89,7 +100,7 @@ def scatter_elements(xp, data, indices, updates, *, axis=0, reduction="none"):
             f"ScatterElements indices have shape {list(indices.shape)}, but updates {list(updates.shape)}."
         )
     strides = [math.prod(data.shape[i + 1 :]) for i in range(data.ndim)]
-    places = _wrapped(xp, indices, data.shape[axis]) * strides[axis]
+    places = _inside(xp, indices, data.shape[axis]) * strides[axis]
     for i, n in enumerate(indices.shape):
         if i != axis:
             steps = xp.arange(n, dtype=np.int64) * strides[i]
@@ -173,6 +184,8 @@ def _top_k(xp, x, k: int, axis: int, largest: bool):
 @op("OneHot", since=11)
 def one_hot(xp, indices, depth: Host, values, *, axis=-1):
     depth = int(scalar(depth))
+    if not 0 < depth < 1 << 40:
+        raise InvalidInput(f"the depth of OneHot is {depth}.")
     axis = axis_of(axis, indices.ndim + 1)
     classes = xp.reshape(xp.arange(depth, dtype=np.int64), (-1,) + (1,) * (indices.ndim - axis))
     hot = xp.expand_dims(_wrapped(xp, indices, depth), axis) == classes

@@ -147,6 +147,8 @@ def mod(xp, a, b, *, fmod=0):
 @op("BitShift", since=11)
 def bit_shift(xp, a, b, *, direction):
     """Shifts by the width or more, and negative ones, leave copies of the sign, or zeros (opset 28)."""
+    if direction not in ("LEFT", "RIGHT"):
+        raise InvalidInput(f"direction {direction!r} is neither LEFT nor RIGHT.")
     if direction == "LEFT":
         return xp.left_shift(a, _shift_count(xp, a, b))
     return xp.right_shift(a, _shift_count(xp, a, b))

@@ -29,8 +29,9 @@ def concat_1(xp, *inputs, axis=None):
 @op("Split", since=18)
 def split(xp, x, split: Host = None, *, axis=0, num_outputs=None, outputs: Outputs):
     axis = axis_of(axis, x.ndim)
-    sizes = even_sizes(x.shape[axis], num_outputs or outputs) if split is None else ints(split)
-    return cut(xp, x, axis, sizes)
+    if num_outputs not in (None, outputs):
+        raise InvalidInput(f"num_outputs is {num_outputs}, but the node has {outputs} outputs.")
+    return cut(xp, x, axis, even_sizes(x.shape[axis], outputs) if split is None else ints(split))
 
 
 @op("Split", since=13)

@@ -45,6 +45,7 @@ class Layer:
     clip: float | None
     direction: str
     layout: int
+    hidden_size: int | None = None
 
     @property
     def reverses(self) -> tuple[bool, ...]:
@@ -86,6 +87,7 @@ def run_layer(
     dtype = xp.dtype_of(x)
     x, *initial = (wide(xp, v) for v in (x, *initial))
     weights = [v if v is None or not is_float(xp.dtype_of(v)) else wide(xp, v) for v in weights]
+    _check(layer, weights, initial)
     if layer.layout:
         x = xp.swapaxes(x, 0, 1)
         initial = [v if v is None else xp.swapaxes(v, 0, 1) for v in initial]
@@ -101,6 +103,18 @@ def run_layer(
     if layer.layout:
         y, last = xp.transpose(y, (2, 0, 1, 3)), [xp.swapaxes(v, 0, 1) for v in last]
     return tuple(xp.astype(v, dtype) for v in (y, *last))
+
+
+def _check(layer: Layer, weights: Sequence[Any], initial: Sequence[Any]) -> None:
+    """Refuses arrays of other directions or sizes than the attributes name: no library notices all of these."""
+    count, hidden = len(layer.reverses), min(weights[1].shape[1:])
+    if layer.hidden_size not in (None, hidden):
+        raise InvalidInput(f"hidden_size is {layer.hidden_size}, but the weights R are {list(weights[1].shape)}.")
+    found = [v.shape[0] for v in weights if v is not None] + [v.shape[layer.layout] for v in initial if v is not None]
+    if any(n != count for n in found):
+        raise InvalidInput(
+            f"direction {layer.direction!r} needs {count} of every weight and initial state, but there are {found}."
+        )
 
 
 def _run(xp: Any, inputs: Any, step: Step, states: tuple[Any, ...], lengths: Any, reverse: bool) -> tuple[Any, ...]:
@@ -220,7 +234,7 @@ def rnn(
     activations=("Tanh", "Tanh"), clip=None, direction="forward", hidden_size=None, layout=0,
     output_sequence=0,
 ):  # fmt: skip
-    layer = Layer(("Tanh",), activations, activation_alpha, activation_beta, clip, direction, layout)
+    layer = Layer(("Tanh",), activations, activation_alpha, activation_beta, clip, direction, layout, hidden_size)
     return run_layer(xp, layer, rnn_cell, x, (w, r, b), sequence_lens, (initial_h,))
 
 
@@ -230,7 +244,9 @@ def gru(
     activations=None, clip=None, direction="forward", hidden_size=None, layout=0, linear_before_reset=0,
     output_sequence=0,
 ):  # fmt: skip
-    layer = Layer(("Sigmoid", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout)
+    layer = Layer(
+        ("Sigmoid", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout, hidden_size
+    )
     cell = partial(gru_cell, linear_before_reset=linear_before_reset)
     return run_layer(xp, layer, cell, x, (w, r, b), sequence_lens, (initial_h,))
 
@@ -241,6 +257,15 @@ def lstm(
     activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None, input_forget=0,
     layout=0, output_sequence=0,
 ):  # fmt: skip
-    layer = Layer(("Sigmoid", "Tanh", "Tanh"), activations, activation_alpha, activation_beta, clip, direction, layout)
+    layer = Layer(
+        ("Sigmoid", "Tanh", "Tanh"),
+        activations,
+        activation_alpha,
+        activation_beta,
+        clip,
+        direction,
+        layout,
+        hidden_size,
+    )
     cell = partial(lstm_cell, input_forget=input_forget)
     return run_layer(xp, layer, cell, x, (w, r, b, p), sequence_lens, (initial_h, initial_c))

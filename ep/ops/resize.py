@@ -53,6 +53,8 @@ def resize(
     nearest_mode="round_prefer_floor",
 ):
     where = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)
+    if scales is not None and scales.size and sizes is not None and sizes.size:
+        raise InvalidInput("Resize has both scales and sizes.", fix="give one of them.")
     crop = coordinate_transformation_mode == "tf_crop_and_resize"
     regions = _regions(roi, len(where)) if crop else [(0.0, 1.0)] * len(where)
     targets = _targets([x.shape[a] for a in where], scales, sizes, keep_aspect_ratio_policy, regions)

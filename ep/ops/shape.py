@@ -51,6 +51,8 @@ def _target(old: tuple[int, ...], new: tuple[int, ...], allowzero: bool) -> tupl
     copied = {i for i, n in enumerate(new) if n == 0 and not allowzero}
     if any(i >= len(old) for i in copied):
         raise _mismatch(old, new, "a 0 copies the dimension of the same axis, which the input does not have.")
+    if min(new, default=0) < -1:
+        raise _mismatch(old, new, "a size is 0, -1 or positive.")
     fixed = math.prod(n for i, n in enumerate(new) if i not in copied and n != -1)
     left = math.prod(n for i, n in enumerate(old) if i not in copied)
     if -1 in new and (fixed == 0 or left % fixed or new.count(-1) > 1):
@@ -100,7 +102,9 @@ def unsqueeze_1(xp, data, *, axes):
 
 @op("Transpose", since=1)
 def transpose(xp, data, *, perm=None):
-    return xp.transpose(data, axes_of(perm, data.ndim) if perm else tuple(range(data.ndim))[::-1])
+    if perm and sorted(perm) != list(range(data.ndim)):
+        raise InvalidInput(f"perm {list(perm)} does not name each axis of a tensor of rank {data.ndim} once.")
+    return xp.transpose(data, tuple(perm) if perm else tuple(range(data.ndim))[::-1])
 
 
 @op("Expand", since=8)

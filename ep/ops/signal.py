@@ -29,6 +29,8 @@ def dft_17(xp, x, dft_length: Host = None, *, axis=1, inverse=0, onesided=0):
 
 
 def _dft(xp: Any, x: Any, length: int | None, axis: int, inverse: bool, onesided: bool) -> Any:
+    if x.shape[-1] not in (1, 2):
+        raise InvalidInput(f"the last axis of a signal has 1 or 2 elements, not {x.shape[-1]}.")
     if axis == x.ndim - 1:
         raise InvalidInput(f"axis {axis} of the DFT is the one that holds real and imaginary parts.")
     if inverse and onesided:

@@ -88,6 +88,8 @@ def per_axis(values: Ints, rank: int) -> tuple[int, ...]:
         return (1,) * rank
     if len(values) != rank:
         raise ValueError(f"{tuple(values)} has {len(values)} values, but the input has {rank} spatial axes")
+    if min(values, default=1) < 1:
+        raise ValueError(f"{tuple(values)} are no kernel, strides or dilations: these are 1 or more")
     return tuple(values)
 
 
@@ -97,4 +99,6 @@ def sides_of(pads: Ints, rank: int) -> list[tuple[int, int]]:
         return [(0, 0)] * rank
     if len(pads) != 2 * rank:
         raise ValueError(f"pads {tuple(pads)} has {len(pads)} values; {rank} spatial axes need {2 * rank}")
+    if min(pads) < 0:
+        raise ValueError(f"pads {tuple(pads)} take something away, which only the operator Pad does")
     return list(zip(pads[:rank], pads[rank:], strict=True))
