@@ -12,7 +12,6 @@ from sweep_cases import (
     DTYPES,
     Case,
     Rng,
-    axis_of,
     coin,
     ints,
     is_float,
@@ -336,10 +335,9 @@ def bit_cast(op: str, rng: Rng, opset: int, dtype: Any) -> Case | None:
 
 @maker("SwiGLU")
 def swiglu(op: str, rng: Rng, opset: int, dtype: Any) -> Case:
-    shape = list(shape_of(rng, 1, 3))
-    axis = axis_of(rng, len(shape))
-    shape[axis] *= 2
-    return Case(op, opset, [values(rng, dtype, tuple(shape), 0)], {"axis": axis}, scale=8)
+    shape = shape_of(rng)
+    a, b = (values(rng, dtype, shape, 0) for _ in range(2))
+    return Case(op, opset, [a, b], {"alpha": float(rng.uniform(0.5, 2))} if coin(rng) else {}, scale=8)
 
 
 # Quantized products

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ep.errors import InvalidInput
 from ep.ops.axes import axis_of
 from ep.ops.legacy import with_consumed_inputs
 from ep.ops.math import since_opset_1
@@ -134,6 +135,10 @@ def swish(xp, x, *, alpha=1.0):
 @op("SwiGLU", since=28)
 @in_wide
 def swi_glu(xp, a, b, *, alpha=1.0):
+    if a.shape != b.shape:
+        raise InvalidInput(
+            f"SwiGLU's gate has shape {list(a.shape)}, its linear input {list(b.shape)}: they must agree."
+        )
     return swish(xp, a, alpha=alpha) * b
 
 
