@@ -136,9 +136,7 @@ def swish(xp, x, *, alpha=1.0):
 @in_wide
 def swi_glu(xp, a, b, *, alpha=1.0):
     if a.shape != b.shape:
-        raise InvalidInput(
-            f"SwiGLU's gate has shape {list(a.shape)}, its linear input {list(b.shape)}: they must agree."
-        )
+        raise InvalidInput(f"SwiGLU's gate is {list(a.shape)}, its linear input {list(b.shape)}: they must agree.")
     return swish(xp, a, alpha=alpha) * b
 
 
