@@ -396,6 +396,9 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], int]] = [
     ("BitShift", [u8(1), u8(1)], {"direction": "UP"}, 1),
     ("LSTM", [ONES[0, :, :1, :3], *WEIGHTS], {"hidden_size": 2, "direction": "bidirectional"}, 1),
     ("LSTM", [ONES[0, :, :1, :3], *WEIGHTS], {"hidden_size": 3}, 1),
+    ("Gelu", [SQUARE], {"approximate": "erf"}, 1),
+    ("RoiAlign", [ONES, f([0, 0, 2, 2]), i(0)], {"coordinate_transformation_mode": "half"}, 1),
+    ("TensorScatter", [ONES, ONES[:, :, :2], i(1)], {"mode": "ring"}, 1),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput
-from ep.ops.axes import axis_of
+from ep.ops.axes import axis_of, one_of
 from ep.ops.legacy import with_consumed_inputs
 from ep.ops.math import since_opset_1
 from ep.ops.precision import exact_dtype, exactly, in_wide, saturated, wide
@@ -115,6 +115,7 @@ def mish(xp, x):
 @op("Gelu", since=20)
 @in_wide
 def gelu(xp, x, *, approximate="none"):
+    one_of("approximate", approximate, "none", "tanh")
     if approximate == "tanh":
         return 0.5 * x * (1 + xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
     return 0.5 * x * (1 + xp.erf(x * math.sqrt(0.5)))

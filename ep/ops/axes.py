@@ -1,4 +1,4 @@
-"""How axes and integer lists of ONNX become Python: negative axes counted from the front, arrays as ints."""
+"""How attributes and small inputs of ONNX become Python: axes counted from the front, arrays as ints, known words."""
 
 from __future__ import annotations
 
@@ -40,6 +40,12 @@ def scalar(value: Any) -> Any:
     if value.size == 1:
         return value.item()
     raise InvalidInput(f"a scalar is expected, but a tensor of shape {list(value.shape)} was given.")
+
+
+def one_of(name: str, value: str, *known: str) -> None:
+    """Refuses a word that the specification does not list: a branch would take it for the last one that it does."""
+    if value not in known:
+        raise InvalidInput(f"{name} {value!r} is unknown.", fix=f"use one of {', '.join(known)}.")
 
 
 def at(axis: int, index: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ep.errors import InvalidInput
-from ep.ops.axes import axis_of, scalar
+from ep.ops.axes import axis_of, one_of, scalar
 from ep.registry import Host, op
 
 # Gather
@@ -137,6 +137,7 @@ def scatter_nd_11(xp, data, indices, updates):
 
 @op("TensorScatter", since=24)
 def tensor_scatter(xp, past_cache, update, write_indices=None, *, axis=-2, mode="linear"):
+    one_of("mode", mode, "linear", "circular")
     axis = axis_of(axis, past_cache.ndim)
     batch, length = update.shape[0], update.shape[axis]
     if write_indices is None and mode == "linear":

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput
+from ep.ops.axes import one_of
 from ep.ops.legacy import with_broadcast, with_consumed_inputs
 from ep.ops.precision import in_wide, is_float, wide, wide_dtype
 from ep.registry import op
@@ -147,8 +148,7 @@ def mod(xp, a, b, *, fmod=0):
 @op("BitShift", since=11)
 def bit_shift(xp, a, b, *, direction):
     """Shifts by the width or more, and negative ones, leave copies of the sign, or zeros (opset 28)."""
-    if direction not in ("LEFT", "RIGHT"):
-        raise InvalidInput(f"direction {direction!r} is neither LEFT nor RIGHT.")
+    one_of("direction", direction, "LEFT", "RIGHT")
     if direction == "LEFT":
         return xp.left_shift(a, _shift_count(xp, a, b))
     return xp.right_shift(a, _shift_count(xp, a, b))

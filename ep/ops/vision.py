@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput
+from ep.ops.axes import one_of
 from ep.ops.precision import wide
 from ep.ops.sampling import linear_taps, pixel_rows, read_pixels, tap_inside, weighted_pixels
 from ep.registry import Host, op
@@ -114,8 +115,8 @@ def roi_align(
     xp, x, rois, batch_indices, *, coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
     output_width=1, sampling_ratio=0, spatial_scale=1.0,
 ):  # fmt: skip
-    if mode not in ("avg", "max"):
-        raise InvalidInput(f"mode {mode!r} is unknown.", fix="use avg or max.")
+    one_of("mode", mode, "avg", "max")
+    one_of("mode", coordinate_transformation_mode, "half_pixel", "output_half_pixel")
     half = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
     corners = wide(xp, rois) * spatial_scale - half
     smallest = 0.0 if half else 1.0  # the older mode enlarges regions to one pixel
@@ -215,6 +216,7 @@ def _corner_terms(
 
 @op("CropAndResize", domain="com.microsoft")
 def crop_and_resize(xp, x, rois, batch_indices, crop_size: Host, *, extrapolation_value=0.0, mode="bilinear"):
+    one_of("mode", mode, "bilinear", "nearest")
     height, width = crop_size.tolist()
     corners = wide(xp, rois)
     points = [
