@@ -159,7 +159,8 @@ def _entries(content: bytes, dice: random.Random) -> bytes:
         return _bytes(content, dice)
     if model.metadata_props and dice.random() < 0.5:
         entry = dice.choice(model.metadata_props)
-        entry.value = _json(entry.value.encode(), ".json", dice).decode("utf-8", "replace")
+        text = entry.value if isinstance(entry.value, bytes) else entry.value.encode()  # bytes: damaged before
+        entry.value = _json(text, ".json", dice).decode("utf-8", "replace")
         return bytes(model.SerializeToString())
     tensors = list(model.graph.initializer) + [n.attribute[0].t for n in model.graph.node if n.op_type == "Constant"]
     if not tensors:
