@@ -254,6 +254,16 @@ def test_scan_maps_without_state(load):
         check(session, [x * w, (x * w).sum(1)], x=x, w=w)
 
 
+def test_scan_takes_inputs_of_one_length(load):
+    session = load("""
+        agraph (float[t, 2] x, float[u, 2] w) => (float[t, 2] products)
+        { products = Scan <num_scan_inputs = 2,
+            body = each (float[2] a, float[2] b) => (float[2] p) { p = Mul(a, b) }> (x, w) }
+    """)
+    with pytest.raises(ep.EpError, match="lengths"):
+        session.run(None, {"x": np.ones((3, 2), np.float32), "w": np.ones((2, 2), np.float32)})
+
+
 def test_scan_8_stops_at_the_length_of_each_sequence(load):
     session = load(
         """

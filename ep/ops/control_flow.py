@@ -234,6 +234,8 @@ def _directed(x: Any, direction: int) -> Any:
 def _scan(xp, body: Callable[..., Arrays], state: State, inputs: Sequence[Any], count: int) -> tuple[State, Arrays]:
     """Final state and stacked outputs of a scan along axis 0 of all inputs."""
     length = inputs[0].shape[0]
+    if any(x.shape[0] != length for x in inputs):
+        raise InvalidInput(f"the inputs that Scan takes apart have the lengths {[x.shape[0] for x in inputs]}.")
     if length == 0:
         first = [xp.zeros(x.shape[1:], dtype=xp.dtype_of(x)) for x in inputs]
         return state, _no_rows(xp, body, (*state, *first), len(state), count)
