@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import parse
 from nodes import onnxruntime_node, run_node
 
 import ep
@@ -511,3 +512,13 @@ def test_one_that_is_no_number_wins_in_large_arrays_too(device, op, dtype):
     axes = [] if op == "GlobalMaxPool" else [ints(2, 3)]
     y = run_node(device, op, x, *axes, opset=20)
     np.testing.assert_array_equal(np.isnan(y).ravel(), [False, True, False])
+
+
+def test_it_survives_in_what_a_compiler_fuses(device):
+    x = np.random.default_rng(0).standard_normal((139, 285)).astype(np.float32)
+    x[3] = x[7, 9] = np.nan
+    session = ep.load(
+        parse("agraph (float[n, m] x) => (float[n, m] y) { r = Relu(x)  y = Softmax<axis = -1>(r) }"), device
+    )
+    rows = np.isnan(session.run(None, {"x": x})[0]).all(axis=1)
+    np.testing.assert_array_equal(np.flatnonzero(rows), [3, 7])
