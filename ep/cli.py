@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_dim(run, "size of a symbolic dimension in random inputs (default 1)")
     run.add_argument("--weights", action="append", metavar="FILE", help="safetensors files with the model's weights")
-    run.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
+    run.add_argument("--seed", type=_count, default=0, help="seed of random inputs (default 0)")
     run.add_argument("--device", default="auto", help="auto, mlx, jax, cpu, gpu, cuda:0 or host")
     run.add_argument("--strict", action="store_true", help="refuse any node that would run on the host")
     run.add_argument("--trust-native", action="store_true", help="run the compiled code that a context model brings")

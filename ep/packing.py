@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from ep import stored_results, wide_weights
 from ep.constant_nodes import fold_in, tensors_of
+from ep.context_reader import is_context
 from ep.data_files import DataFile, Later, Piece, plan_files
 from ep.dtypes import onnx_dtype
 from ep.errors import InvalidInput, InvalidModel, counted
 from ep.loader import read_proto
 from ep.named_weights import refer
+from ep.proto_graphs import walk
 from ep.wire import LARGE
 
 if TYPE_CHECKING:
@@ -79,11 +81,16 @@ def pack(
 
     Raises:
         InvalidModel: the model, or a data file, is damaged or missing.
-        InvalidInput: the target cannot be written, or has no room.
+        InvalidInput: the target cannot be written, or has no room; or the model is a context model.
     """
     if format not in FORMATS:
         raise InvalidInput(f"unknown format '{format}'.", fix=f"use {' or '.join(map(repr, FORMATS))}.")
     proto, store, name = read_proto(model, weights)
+    if any(map(is_context, walk(proto.graph))):
+        raise InvalidInput(
+            f"{name} is a context model, and packing it would part it from its compiled code.",
+            fix="pack the model that it was made from, and compile what was packed.",
+        )
     folded = fold_in(proto, model, weights) if fold else 0
     target = _target(out, name)
     found = [

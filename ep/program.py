@@ -86,8 +86,11 @@ class Runner:
             raise
         except Exception as cause:
             raise explain(step, cause, [env.get(v) for v in step.inputs]) from cause
-        if len(step.outputs) == 1 and not isinstance(results, tuple):
+        if not isinstance(results, tuple | list) or (len(step.outputs) == 1 and isinstance(results, list)):
             results = (results,)
+        if len(results) < len(step.outputs) and any(v is not None for v in step.outputs[len(results) :]):
+            many = TypeError(f"its lowering returned {len(results)} outputs; the node names {len(step.outputs)}.")
+            raise explain(step, many, [env.get(v) for v in step.inputs])
         if xp is self.host:
             results = _narrowed(results, step.output_dtypes)
         for value, result in zip(step.outputs, results, strict=False):

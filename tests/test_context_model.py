@@ -266,6 +266,13 @@ def test_a_data_file_that_is_in_use_is_not_replaced(accelerator, tmp_path):
     same(ep.load(made.model, accelerator, options=TRUST).run(None, {"x": X}), expected)
 
 
+def test_a_context_model_is_not_packed(accelerator, tmp_path):
+    """Its container may lie in another file, which the packed model would lack."""
+    made, _ = saved(with_weight(), accelerator, tmp_path, {"x": X})
+    with pytest.raises(InvalidInput, match="(?s)is a context model.*pack the model that it was made from"):
+        ep.pack(made.model, tmp_path / "packed.onnx")
+
+
 def test_one_safetensors_file_serves_both_models(accelerator, tmp_path):
     from safetensors.numpy import save_file
 

@@ -4,9 +4,13 @@ import copy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import ep
 from ep import errors
+from ep.errors import ExecutionError
+from ep.program import Runner, Step
 
 USER_FACING = (
     errors.UnsupportedModel,
@@ -98,3 +102,18 @@ def test_read_only_is_also_the_error_that_dlpack_consumers_expect():
 def test_errors_import_no_library():
     code = "import sys, ep.errors; print(sorted({'onnx', 'onnx_ir', 'jax', 'mlx'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_lowering_that_returns_too_few_outputs():
+    registry = ep.OpRegistry()
+
+    @registry.op("One", domain="com.example")
+    def one(xp, x):
+        return x
+
+    (lowering,) = registry
+    env = {"x": np.arange(2.0)}
+    Runner(np, np).evaluate([Step("n", lowering, 1, ("x",), ("y", None), {}, {})], env)
+    np.testing.assert_array_equal(env["y"], [0, 1])
+    with pytest.raises(ExecutionError, match="returned 1 outputs; the node names 2"):
+        Runner(np, np).evaluate([Step("n", lowering, 1, ("x",), ("y", "z"), {}, {})], env)
