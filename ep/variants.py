@@ -39,6 +39,7 @@ class Variants:
         self.feedback = feedback
         self.recent: deque[Past] = deque(maxlen=REMEMBERED)
         self.growing: list[Axes] = []  # axes that were seen to grow together
+        self._known: dict[Any, tuple[Axes, Past]] = {}  # shapes → what `grown` said of them
         self.patient = True  # until running on the host was seen to take longer than compiling
         self._host: Counter[Any] = Counter()  # shapes → how many host values were compiled for them
         self._compiling, self._compiled = 0.0, 0  # seconds, and of how many functions
@@ -65,14 +66,24 @@ class Variants:
 
     def grown(self, key: Any, shapes: Any) -> tuple[Axes, Past] | None:
         """The axes that grow, and an earlier call from which this differs in them alone; `None`: compile."""
+        found = self._known.get(shapes) or self._growth(shapes)
+        if found is None or (found[0] in self.growing and self._due(key)):
+            return None
+        if found[0] not in self.growing:
+            self.growing.append(found[0])
+        if len(self._known) >= MAX_RENTED:
+            self._known.clear()
+        self._known[shapes] = found  # it may return when calls in between have pushed `past` out of `recent`
+        return found
+
+    def _growth(self, shapes: Any) -> tuple[Axes, Past] | None:
         for axes in self.growing:
             for past in reversed(self.recent):
                 if past.shapes != shapes and longer(past.shapes, shapes) <= axes:
-                    return None if self._due(key) else (axes, past)
+                    return axes, past
         for past in reversed(self.recent):
             axes = longer(past.shapes, shapes)
             if axes and self._established(axes, past, shapes):
-                self.growing.append(axes)
                 return axes, past
         return None
 

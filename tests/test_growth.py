@@ -49,10 +49,10 @@ def attention(x, k, v):
     return np.tanh(weights / weights.sum(-1, keepdims=True) @ v @ WEIGHTS["o"]), k, v
 
 
-def generate(session, prompt, tokens):
+def generate(session, prompt, tokens, batch=2):
     """Feeds what comes out back in; checks every call."""
-    x = NUMBERS.normal(size=(2, prompt, SIZE)).astype(np.float32)
-    k = v = np.zeros((2, 0, SIZE), np.float32)
+    x = NUMBERS.normal(size=(batch, prompt, SIZE)).astype(np.float32)
+    k = v = np.zeros((batch, 0, SIZE), np.float32)
     for _ in range(tokens):
         results = session.run(None, {"x": x, "past_k": k, "past_v": v})
         for result, expected in zip(results, attention(x, k, v), strict=True):
@@ -81,6 +81,17 @@ def test_growing_lengths_are_not_compiled_one_by_one(accelerator, monkeypatch):
     assert session.counters.misses == compiled
     generate(session, 40, 10)
     assert session.counters.misses == compiled + 1, "the prompt, which differs in another axis, is compiled"
+
+
+def test_lengths_that_return_after_many_others_are_not_compiled(accelerator, monkeypatch):
+    """A program that generates again from the same prompt, after calls of other batches."""
+    monkeypatch.setattr(Variants, "_due", lambda self, key: False)
+    session = ep.load(parse(ATTENTION), accelerator, options={"context.cache": "off"})
+    for batch in (2, 3):
+        generate(session, 5, ep.variants.REMEMBERED + 4, batch)
+    compiled = session.counters.misses
+    generate(session, 5, ep.variants.REMEMBERED + 4)
+    assert session.counters.misses == compiled
 
 
 def test_what_does_not_grow_stays_compiled():
