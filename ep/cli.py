@@ -115,7 +115,7 @@ def _bytes(text: str) -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs")
+        raise argparse.ArgumentTypeError(f"{text!r} is not 0 or a positive number")
     return int(text)
 
 

@@ -74,7 +74,7 @@ def foresee(
                 read.update(values)
                 continue
             read.update(values[i] for i in kept.plan.raw)
-            for each in _items(kept, values, constants, runnable.group.factors, weights):
+            for each in _items(kept, runnable):
                 sources.update(each.values)
                 found.setdefault((each.item.digest, *(a.ctypes.data for a in each.hosts)), each)
     return list(found.values()), sources - read
@@ -94,10 +94,9 @@ def _kept(runnable: CompiledGroup, env: Mapping[Any, Any]) -> Any:
         return None  # a run would cut it, or fail
 
 
-def _items(
-    kept: Any, values: Sequence[Any], constants: dict[Any, np.ndarray], factors: Any, weights: DeviceWeights
-) -> Iterator[Foreseen]:
-    pending = weights.arguments(values, constants, factors)
+def _items(kept: Any, runnable: CompiledGroup) -> Iterator[Foreseen]:
+    values, weights = runnable.group.weights, runnable.weights
+    pending = weights.arguments(values, runnable.all_constants, runnable.group.factors)
 
     def compute(place: int) -> np.ndarray:
         with weights.backend.scope():

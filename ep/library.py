@@ -71,8 +71,9 @@ class Library:
         """
         backend = group.backend
         specs = specs_of(backend, arguments)
-        if specs is None or backend.ahead is None:
+        if specs is None:
             self.refused[group.group.steps[0].name] = "not all its arguments are tensors"
+        if specs is None or backend.ahead is None:
             return *called(backend.compile(trace), group, arguments), False
         key = self._key(group, backend, specs, host)
         function = self._find(key, backend, specs, group, trace) if key else None

@@ -42,14 +42,14 @@ def bind(model: ir.Model, store: WeightStore, name: str) -> BoundGraph:
 
     check_opsets(model, name)
     binder = Binder(model, store)
-    nodes: list[ir.Node] = []
     with understood(name, binder.problems):
         inline_functions(model)
         find_internal(model, binder)
+        nodes = list(model.graph.all_nodes())
         for concerns, rewrite in PASSES:
-            if any(map(concerns, nodes := nodes or list(model.graph.all_nodes()))):
+            if any(map(concerns, nodes)):
                 rewrite(model)
-                nodes = []
+                nodes = list(model.graph.all_nodes())
         bound = binder.bind(model.graph)
     refuse(binder, name)
     fuse_dequantization(bound)

@@ -124,7 +124,9 @@ class Facts:
 
 def body_facts(body: Any, outer: Facts, counted: bool = False) -> Facts:
     captured = [v for v in body.captures if v in outer.static]
-    counters = [*body.inputs[: counted and outer.unrolls], *(v for v in captured if v in outer.turning)]
+    counters = [v for v in captured if v in outer.turning]
+    if counted and outer.unrolls:
+        counters += body.inputs[:1]
     known = [*body.constants, *captured]
     facts = Facts(body.steps, known, outer.hosted, unrolls=outer.unrolls, counters=counters)
     facts.roots.update({v: outer.roots[v] for v in captured if v in outer.roots})
@@ -146,7 +148,8 @@ class Placer:
 
     def __init__(self, providers: Sequence[Any], dtypes: dict[Any, np.dtype | None]) -> None:
         self.providers, self.dtypes = providers, dtypes
-        self.unrolls = any(provider.backend.traces_loops for provider in providers)  # others have no limit to it
+        # Those that do not compile loops have no limit to unrolling them.
+        self.unrolls = bool(providers) and all(provider.backend.traces_loops for provider in providers)
 
     def support(self, steps: Iterable[Step]) -> dict[int, Placement]:
         """`id(step)` → who takes it by operator and dtypes alone, for the steps and those of their bodies."""

@@ -79,15 +79,15 @@ class Runner:
         except EpError as error:
             error.at = error.at or located(step)
             raise
-        except TooLong:
+        except TooLong:  # of a body
             raise
         except Untraceable as signal:
             signal.step = step  # the outermost step wins: that is the one which a plan can cut
             raise
         except Exception as cause:
             raise explain(step, cause, [env.get(v) for v in step.inputs]) from cause
-        if not isinstance(results, tuple | list) or (len(step.outputs) == 1 and isinstance(results, list)):
-            results = (results,)
+        if not isinstance(results, tuple) and (len(step.outputs) == 1 or not isinstance(results, list)):
+            results = (results,)  # a list is a sequence, or several outputs
         if len(results) < len(step.outputs) and any(v is not None for v in step.outputs[len(results) :]):
             many = TypeError(f"its lowering returned {len(results)} outputs; the node names {len(step.outputs)}.")
             raise explain(step, many, [env.get(v) for v in step.inputs])

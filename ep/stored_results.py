@@ -8,15 +8,14 @@ is not used.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ep import model_metadata
 from ep.data_files import Later, Piece
-from ep.errors import InvalidModel
 from ep.safetensors import KEPT
 
 if TYPE_CHECKING:
@@ -66,14 +65,11 @@ def piece(number: int, result: Foreseen) -> Piece:
 
 def write(proto: onnx.ModelProto, results: Iterable[tuple[Foreseen, Sequence[Place], Place, Piece]]) -> None:
     """Says in a model's metadata where the results are, and of what; nothing if there are none."""
-    for entry in [entry for entry in proto.metadata_props if entry.key == KEY]:
-        proto.metadata_props.remove(entry)
     rows = [
         [r.item.digest, [list(p) for p in sources], piece.dtype, list(piece.shape), *place, len(piece.data)]
         for r, sources, place, piece in results
     ]
-    if rows:
-        proto.metadata_props.add(key=KEY, value=json.dumps(rows, separators=(",", ":")))
+    model_metadata.write(proto, KEY, rows)
 
 
 def read(proto: onnx.ModelProto, store: WeightStore) -> None:
@@ -82,21 +78,15 @@ def read(proto: onnx.ModelProto, store: WeightStore) -> None:
     Raises:
         InvalidModel: the metadata are damaged.
     """
-    text = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
-    if text is None:
-        return
-    import onnx_ir as ir
 
-    try:
-        for digest, sources, dtype, shape, location, offset, length in json.loads(text):
+    def take(rows: Any) -> None:
+        import onnx_ir as ir
+
+        for digest, sources, dtype, shape, location, offset, length in rows:
             result = ir.ExternalTensor(
                 str(location), int(offset), int(length), ir.DataType[str(dtype)],
                 shape=ir.Shape(tuple(map(int, shape))), name=f"{KEPT}{digest}"[:40],
             )  # fmt: skip
             store.add_kept(str(digest), [(str(file), int(start)) for file, start in sources], result)
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-        raise InvalidModel(
-            f"the model's metadata '{KEY}' are damaged.",
-            why=f"{type(error).__name__}: {error}",
-            fix="pack the model again, or remove this entry of its metadata.",
-        ) from error
+
+    model_metadata.read(proto, KEY, take)

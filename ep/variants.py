@@ -67,10 +67,13 @@ class Variants:
     def grown(self, key: Any, shapes: Any) -> tuple[Axes, Past] | None:
         """The axes that grow, and an earlier call from which this differs in them alone; `None`: compile."""
         found = self._known.get(shapes) or self._growth(shapes)
-        if found is None or (found[0] in self.growing and self._due(key)):
+        if found is None:
             return None
-        if found[0] not in self.growing:
-            self.growing.append(found[0])
+        axes, _ = found
+        if axes not in self.growing:
+            self.growing.append(axes)
+        elif self._due(key):
+            return None
         if len(self._known) >= MAX_RENTED:
             self._known.clear()
         self._known[shapes] = found  # it may return when calls in between have pushed `past` out of `recent`

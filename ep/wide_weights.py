@@ -7,14 +7,13 @@ are, and of which data they are made: if a weight lies elsewhere now, it was cha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ep import model_metadata
 from ep.data_files import Later, Piece
-from ep.errors import InvalidModel
 from ep.safetensors import WIDE
 
 if TYPE_CHECKING:
@@ -48,10 +47,7 @@ def piece(half: Piece, dtype: np.dtype) -> Piece:
 
 def write(proto: onnx.ModelProto, places: Mapping[str, tuple[str, int, str, int, int]]) -> None:
     """Says in a model's metadata where the copies are; none if there are none."""
-    for entry in [entry for entry in proto.metadata_props if entry.key == KEY]:
-        proto.metadata_props.remove(entry)
-    if places:
-        proto.metadata_props.add(key=KEY, value=json.dumps(places, separators=(",", ":")))
+    model_metadata.write(proto, KEY, places)
 
 
 def read(proto: onnx.ModelProto, store: WeightStore) -> None:
@@ -60,13 +56,10 @@ def read(proto: onnx.ModelProto, store: WeightStore) -> None:
     Raises:
         InvalidModel: the metadata are damaged.
     """
-    text = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
-    if text is None:
-        return
-    import onnx_ir as ir
 
-    try:
-        places = json.loads(text)
+    def take(places: Any) -> None:
+        import onnx_ir as ir
+
         for tensor in proto.graph.initializer:
             if tensor.name in places:
                 location, offset, wide_location, wide_offset, length = places[tensor.name]
@@ -75,9 +68,5 @@ def read(proto: onnx.ModelProto, store: WeightStore) -> None:
                     shape=ir.Shape(tensor.dims), name=f"{WIDE}{tensor.name}",
                 )  # fmt: skip
                 store.add_wide(str(location), int(offset), copy)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidModel(
-            f"the model's metadata '{KEY}' are damaged.",
-            why=f"{type(error).__name__}: {error}",
-            fix="pack the model again, or remove this entry of its metadata.",
-        ) from error
+
+    model_metadata.read(proto, KEY, take)
