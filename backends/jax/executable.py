@@ -16,6 +16,7 @@ from jaxlib import xla_client
 from ep.backend import Code, Function, NotStorable, Specs
 from ep.backends.jax.kept import Plan, WithKept, is_joined, join, parted
 from ep.backends.jax.prelude import Split, split
+from ep.backends.jax.slim import slim
 
 
 def ahead(device: Any, fn: Function, specs: Specs, weights: int = 0) -> tuple[Function, Code]:
@@ -104,9 +105,17 @@ def _convolves(jaxpr: Any) -> bool:
 def _serialized(device: Any, compiled: Any) -> bytes:
     refuse(compiled)
     try:
-        return bytes(device.client.serialize_executable(compiled.runtime_executable()))
+        data = bytes(device.client.serialize_executable(compiled.runtime_executable()))
     except jax.errors.JaxRuntimeError as cause:  # some sorts, for example
         raise NotStorable(f"XLA cannot serialize it: {cause}") from cause
+    less = slim(data) if device.platform == "cpu" else None
+    if less is None:
+        return data
+    try:
+        _executable(device, less)
+    except jax.errors.JaxRuntimeError:  # this version of XLA asks for more
+        return data
+    return less
 
 
 def refuse(compiled: Any) -> None:
@@ -131,8 +140,12 @@ def deserialize(device: Any, data: bytes, fn: Function | None) -> Callable[..., 
     return _loaded(device, data)
 
 
+def _executable(device: Any, data: bytes) -> Any:
+    return device.client.deserialize_executable(data, xla_client.DeviceList((device,)), None)
+
+
 def _loaded(device: Any, data: bytes) -> Callable[..., tuple[Any, ...]]:
-    loaded = device.client.deserialize_executable(data, xla_client.DeviceList((device,)), None)
+    loaded = _executable(device, data)
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         placed = [array if isinstance(array, jax.Array) else jax.device_put(array, device) for array in arrays]
