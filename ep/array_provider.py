@@ -290,7 +290,7 @@ class ArrayProvider(ExecutionProvider):
             )
         with backend.scope():
             data = stored.store(backend, last.fn, last.specs)
-        return EpContext(self.name, backend.version, data, device_fingerprint=backend.fingerprint)
+        return EpContext(self.name, backend.version, data, device_fingerprint=backend.needs())
 
     def load_context(self, ctx: EpContext) -> Callable[..., tuple[Any, ...]]:
         backend = self.backend
@@ -298,7 +298,7 @@ class ArrayProvider(ExecutionProvider):
             raise UnsupportedContext(self.name)
         for what, theirs, ours in (
             ("provider", ctx.ep_name, self.name),
-            ("hardware or versions", ctx.device_fingerprint, backend.fingerprint),
+            ("hardware, versions or settings", ctx.device_fingerprint, backend.needs()),
         ):
             if theirs != ours:
                 raise UnsupportedContext(self.name, f"other {what} compiled it: {theirs!r}; here: {ours!r}.")

@@ -72,6 +72,14 @@ class Backend:
     launch_us: float = 1.0  # starting one operation
     bytes_per_us: float = 10_000.0  # memory bandwidth
     notes: tuple[str, ...] = ()  # what `ep doctor` should tell the user
+    settings: Callable[[], str] | None = None  # global settings of the library, as they are, that reach compiled code
+
+    def needs(self) -> str:
+        """What code that is compiled now will depend on, as "name value / name value / …"."""
+        if self.settings is None:
+            return self.fingerprint
+        with self.scope():  # where it is compiled: some settings do not reach into it
+            return f"{self.fingerprint} / settings {self.settings()}"
 
     def enter(self, value: Any) -> Any:
         """Return a value on the device: host arrays, also those in lists, are copied, others stay."""

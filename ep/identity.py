@@ -2,7 +2,8 @@
 
 A key is the SHA-256 of a group of steps (operators, attributes, wiring, small constants; of weights only shapes and
 dtypes, because they are arguments), of the arguments' shapes and dtypes, of the host values that are compiled in, and
-of the fingerprint: hardware, library, and this package's own source. Names of nodes and values do not count.
+of the fingerprint: hardware, library and its settings, and this package's own source. Names of nodes and values do not
+count.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Unstorable(Exception):
 
 def fingerprint(backend: Backend) -> str:
     """What code of this backend depends on, as "name value / name value / …"."""
-    return f"{backend.fingerprint} / ep {code_identity()}"
+    return f"{backend.needs()} / ep {code_identity()}"
 
 
 def differences(stored: str, here: str) -> list[str]:

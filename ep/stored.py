@@ -26,9 +26,10 @@ def store(backend: Backend, fn: Callable[..., Any], specs: Specs) -> bytes:
         code = backend.ahead(fn, specs, 0)[1]()
     except NotStorable as why:
         raise UnsupportedContext(backend.name, f"{why}.") from why
-    key = function_key("", backend.fingerprint, specs, ())
+    needs = backend.needs()
+    key = function_key("", needs, specs, ())
     held = Code(key, written(specs), code)
-    return pack(Container(f"ep.{backend.name}", backend.version, backend.fingerprint, codes=(held,)))
+    return pack(Container(f"ep.{backend.name}", backend.version, needs, codes=(held,)))
 
 
 def load(backend: Backend, data: bytes) -> Callable[..., tuple[Any, ...]]:

@@ -1,6 +1,8 @@
 """Does compiled code wait safely for the next session: found again, bounded, shared, private, and never wrong?"""
 
+import ast
 import errno
+import inspect
 import os
 import subprocess
 import sys
@@ -126,6 +128,55 @@ def test_another_fingerprint_finds_nothing(accelerator, tmp_path, monkeypatch):
     other = session(accelerator, tmp_path)
     other.run(None, {"x": X})
     assert (other.counters.misses, other.counters.loaded) == (1, 0)
+
+
+NOISE = "g (float[n, 3] x) => (float[n, 3] y) { r = RandomNormalLike<seed = 1.0>(x)\n y = Add(r, x) }"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("jax_threefry_partitionable", False), ("jax_default_prng_impl", "rbg"), ("jax_optimization_level", "O1")],
+)
+def test_code_is_not_found_under_other_settings_of_jax(tmp_path, setting, value):
+    """A seed gives other numbers under the first two: the program that sets them gets those, stored code or not."""
+    jax = pytest.importorskip("jax")
+    plain = session("jax", tmp_path, NOISE).run(None, {"x": X})
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, value)
+    try:
+        other = session("jax", tmp_path, NOISE)
+        found = other.run(None, {"x": X})
+        assert (other.counters.misses, other.counters.loaded) == (1, 0)
+        np.testing.assert_array_equal(found[0], session("jax", "off", NOISE).run(None, {"x": X})[0])
+        assert np.array_equal(found[0], plain[0]) == (setting == "jax_optimization_level")
+        again = session("jax", tmp_path, NOISE)
+        again.run(None, {"x": X})
+        assert (again.counters.misses, again.counters.loaded) == (0, 1), "the same settings find it"
+    finally:
+        jax.config.update(setting, before)
+
+
+def test_every_setting_that_jax_compiles_anew_for_has_been_looked_at():
+    """Those named here do not reach a session's code, with the reason."""
+    pytest.importorskip("jax")
+    config = pytest.importorskip("jax._src.config")
+    from ep.backends.jax.settings import REACHING
+
+    set_in_scope = {"jax_enable_x64", "jax_default_device", "jax_numpy_rank_promotion", "jax_disable_jit"}
+    may_only_refuse = {"jax_numpy_dtype_promotion", "jax_debug_key_reuse", "jax_no_execution"}
+    may_only_refuse |= {"jax_mutable_array_checks"}
+    of_many_devices = {"jax_remove_size_one_mesh_axis_from_type", "check_vma", "jax_auto_pcast"}
+    only_names = {"jax_hlo_source_file_canonicalization_regex"}
+    calls = [n for n in ast.walk(ast.parse(inspect.getsource(config))) if isinstance(n, ast.Call)]
+    known = {
+        ast.literal_eval(kinds["name"])
+        for call in calls
+        for kinds in [{k.arg: k.value for k in call.keywords}]
+        if "name" in kinds and {"include_in_jit_key", "include_in_trace_context"} & set(kinds)
+        if isinstance(kinds["name"], ast.Constant)
+    }
+    assert len(known) > 20
+    assert known - REACHING.keys() - set_in_scope - may_only_refuse - of_many_devices - only_names == set()
 
 
 def test_differences_are_named():

@@ -8,7 +8,9 @@ import threading
 import numpy as np
 import pytest
 from arrays import PROVIDERS, Minimal, borrowed, content, node
+from conftest import parse
 
+import ep
 from ep import discovery
 from ep.array_provider import ArrayProvider
 from ep.buffer import DeviceBuffer
@@ -255,6 +257,21 @@ class TestPrecision:
             jaxpr = jax.make_jaxpr(made.backend.xp.matmul)(x, x)
         (product,) = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
         assert expected in str(product.params["precision"])
+
+    @pytest.mark.parametrize("mode", ["on", "off"])
+    def test_what_a_program_asks_of_all_of_jax_does_not_reach_a_session(self, mode):
+        jax = pytest.importorskip("jax")
+        model = parse("g (float[n, m] x, float[m] b) => (float[n, k] y) { z = MatMul(x, x)\n y = Add(z, b) }")
+        x = np.arange(4, dtype=np.float32).reshape(2, 2)
+        session = ep.load(model, "jax", options={"compile": mode})
+        with jax.numpy_rank_promotion("raise"), jax.disable_jit(True), jax.default_matmul_precision("bfloat16"):
+            (y,) = session.run(None, {"x": x, "b": x[0]})
+            assert jax.config.jax_numpy_rank_promotion == "raise", "and the program keeps its settings"
+            with discovery.provider("jax", "cpu").backend.scope():
+                jaxpr = jax.make_jaxpr(discovery.provider("jax", "cpu").backend.xp.matmul)(x, x)
+        np.testing.assert_array_equal(y, x @ x + x[0])
+        (product,) = [e for e in jaxpr.eqns if e.primitive.name == "dot_general"]
+        assert product.params["precision"] is None
 
     def test_other_words_are_refused(self):
         with pytest.raises(InvalidInput, match="sloppy"):

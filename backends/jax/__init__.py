@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +59,7 @@ def _backend(device: Any) -> Backend:
     import jax
 
     from ep.backend import Backend
-    from ep.backends.jax import executable, namespace
+    from ep.backends.jax import executable, namespace, settings
     from ep.backends.jax.layout import sink_transposes
     from ep.backends.jax.memory import JaxMemory, borrow, obstacle
 
@@ -75,7 +73,8 @@ def _backend(device: Any) -> Backend:
         xp=namespace,
         dtypes=frozenset(map(np.dtype, _NATIVE)) | {np.dtype(getattr(ml_dtypes, name)) for name in _EXTENDED},
         memory=JaxMemory(device),
-        scope=_scope(device),
+        scope=settings.scope(device),
+        settings=settings.changed,
         asarray=namespace.asarray,
         borrow=functools.partial(borrow, device),
         obstacle=functools.partial(obstacle, device),
@@ -107,21 +106,6 @@ def _backend(device: Any) -> Backend:
 def _widened(array: Any) -> Any:
     """Float16 and bfloat16 as float32: XLA's CPU compiler would convert them for every product."""
     return array.astype(np.float32) if array.dtype in (np.float16, ml_dtypes.bfloat16) else array
-
-
-def _scope(device: Any) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return the scope in which arrays keep 64 bits and are made on `device`."""
-    import jax
-
-    if device == jax.devices()[0]:
-        return functools.partial(jax.enable_x64, True)  # naming the default device costs 15 µs per call
-
-    @contextlib.contextmanager
-    def scope() -> Iterator[None]:
-        with jax.enable_x64(True), jax.default_device(device):
-            yield
-
-    return scope
 
 
 def _device_id(device: Any) -> DeviceId:
