@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
+OPTIONS = ("memory_limit", "precision")
 PRECISIONS = ("highest", "fast")
 
 
@@ -72,7 +73,7 @@ class ArrayProvider(ExecutionProvider):
         return self.backend.device
 
     def initialize(self, config: EpConfig) -> None:
-        options = config.of(self.name, ("memory_limit", "precision"))
+        options = config.of(self.name, OPTIONS)
         limit = options.get("memory_limit")
         if limit is not None and not limit.isdecimal():
             raise InvalidInput(

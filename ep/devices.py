@@ -17,6 +17,7 @@ CHOICES = {  # of the session's own options, the default first
 }
 OWN = (*CHOICES, *context_options.KEYS)
 KINDS = ("auto", "mlx", "jax", "cpu", "gpu", "cuda", "tpu", "host")
+WITHIN = {"mlx": ("cpu", "gpu"), "jax": ("cpu", "gpu", "cuda", "rocm", "tpu")}  # what a library's devices are called
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
@@ -51,29 +52,43 @@ def resolve(device: str, options: Mapping[str, str]) -> list[Any]:
     """
     from ep.discovery import provider
 
-    if not isinstance(device, str):
-        raise InvalidInput(
-            f"device must be a name, not {device!r}.", fix=f"use one of {', '.join(map(repr, KINDS))}, or leave it out."
-        )
-    kind, _, index = device.partition(":")
-    kind = "mlx" if kind == "metal" else kind
-    indexed = index.isdecimal() and (not int(index) or kind not in ("auto", "host"))
-    if kind not in KINDS or not (indexed or device == kind or device == "metal"):
-        raise InvalidInput(
-            f"unknown device '{device}'.{did_you_mean(kind, KINDS)}",
-            why=f"devices are {', '.join(KINDS)}, some with an index, such as 'cuda:0'.",
-            fix="use one of these names.",
-        )
-    chosen = _first(kind, device, options)
+    kind, rest = parsed(device)
+    chosen = _first(kind, rest, options)
     host = provider("cpu", None, options)
     return [chosen] if chosen.name == host.name else [chosen, host]
 
 
-def _first(kind: str, device: str, options: Mapping[str, str]) -> Any:
+def parsed(device: Any) -> tuple[str, str]:
+    """The kind of a device and what follows it: an index or, for a library, the name of a device of its own.
+
+    Raises:
+        InvalidInput: no such device name.
+    """
+    if not isinstance(device, str):
+        raise InvalidInput(
+            f"device must be a name, not {device!r}.", fix=f"use one of {', '.join(map(repr, KINDS))}, or leave it out."
+        )
+    kind, separator, rest = device.partition(":")
+    kind = "mlx" if kind == "metal" else kind
+    own, _, index = rest.partition(":") if rest.partition(":")[0] in WITHIN.get(kind, ()) else ("", "", rest)
+    indexed = index.isdecimal() and (not int(index) or kind not in ("auto", "host"))
+    if kind not in KINDS or not (indexed or (not index and (own or not separator))) or device.endswith(":"):
+        hint = "" if kind in KINDS else did_you_mean(kind, KINDS)
+        raise InvalidInput(
+            f"unknown device '{device}'.{hint}",
+            why=f"devices are {', '.join(KINDS)}, some with an index, such as 'cuda:0'; 'jax:cpu' and 'mlx:cpu' are "
+            "devices of one library.",
+            fix="use one of these names.",
+        )
+    return kind, rest
+
+
+def _first(kind: str, rest: str, options: Mapping[str, str]) -> Any:
     from ep.discovery import provider
 
+    device = f"{kind}:{rest}" if rest else kind
     looked: list[str] = []
-    for name, where in _candidates(kind, device.partition(":")[2]):
+    for name, where in _candidates(kind, rest):
         try:
             return provider(name, where, options)
         except BackendUnavailable as error:
@@ -89,6 +104,8 @@ def _first(kind: str, device: str, options: Mapping[str, str]) -> Any:
 
 def _candidates(kind: str, index: str) -> list[tuple[str, str | None]]:
     """(provider, device within it) in order of preference; without an index, the library chooses."""
+    if index.partition(":")[0] in WITHIN.get(kind, ()):
+        return [(kind, index)]
     device = f"{kind}:{index}" if index else kind
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
     table: dict[str, list[tuple[str, str | None]]] = {

@@ -145,7 +145,7 @@ class UnknownOption(InvalidInput):
     """A provider option, or the namespace of one, that nobody reads."""
 
     def __init__(self, key: str, known: Iterable[str]) -> None:
-        self.key, self.known = key, tuple(sorted(known))
+        self.key, self.known = key, tuple(sorted(set(known)))
         super().__init__(
             f"unknown option {key!r}.",
             why=f"the known options are: {names(self.known)}.{did_you_mean(key, self.known)}",

@@ -35,7 +35,12 @@ def install(device: str | None = None, *, children: bool = True) -> None:
 
     Raises:
         RuntimeError: the genuine onnxruntime was imported before, and code may hold on to it.
+        InvalidInput: there is no such device.
     """
+    if device is not None:
+        from ep.devices import parsed
+
+        parsed(device)
     genuine = sys.modules.get(ALIAS)
     if genuine is not None and genuine.__name__ != OURS:
         raise RuntimeError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ep.onnxruntime.__main__ import LINE, PTH, startup
+from ep.onnxruntime.__main__ import LINE, PTH, main, startup
 
 MODEL = """
 from onnx import parser
@@ -176,3 +176,12 @@ def test_the_pytest_plugin(tmp_path):
         "-m", "pytest", "-p", "ep.onnxruntime.pytest_plugin", "-p", "no:cacheprovider", "test_it.py", cwd=tmp_path
     )
     assert "1 passed" in printed and "onnxruntime: ORT Build Info: ep-runtime" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(["--device", "foo", "-c", "0"], "unknown device 'foo'"), (["absent.py"], "'absent.py'")]
+)
+def test_wrong_arguments_of_the_command(capsys, arguments, words):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2 and words in capsys.readouterr().err

@@ -261,3 +261,43 @@ def test_a_condition_in_memory_that_is_written_later(monkeypatch, device):
             condition = np.array([chosen])
             assert session.run(None, {"c": condition, "x": x})[0].tolist() == expected.tolist(), (turn, chosen)
             condition[:] = not chosen
+
+
+def refused(*provider) -> str:
+    with pytest.raises(native.EPFail) as error:
+        ort.InferenceSession(parser.parse_model(MODEL).SerializeToString(), providers=[*provider])
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("JAX", {"devise": "cpu"}, ["unknown option 'devise'", "'device'", "'device_id'", "'memory_limit'"]),
+        ("MLX", {"precison": "fast"}, ["unknown option 'precison'", "Did you mean 'precision'"]),
+        ("JAX", {"device": "foo"}, ["option 'device' of JAXExecutionProvider is 'foo'", "cpu, gpu, cuda"]),
+        ("JAX", {"device": "mlx"}, ["option 'device' of JAXExecutionProvider is 'mlx'"]),
+        ("MLX", {"device": "cuda"}, ["option 'device' of MLXExecutionProvider is 'cuda'", "cpu, gpu"]),
+        ("MLX", {"device_id": "x"}, ["option 'device_id' of MLXExecutionProvider is 'x'"]),
+    ],
+)
+def test_options_of_a_provider_that_it_does_not_take(name, options, words):
+    pytest.importorskip(name.lower())
+    text = refused((f"{name}ExecutionProvider", options))
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("name", ["JAX", "MLX"])
+def test_the_cpu_of_a_provider_is_that_of_its_library(name):
+    pytest.importorskip(name.lower())
+    session = ort.InferenceSession(
+        parser.parse_model(MODEL).SerializeToString(), providers=[(f"{name}ExecutionProvider", {"device": "cpu"})]
+    )
+    assert session._sess._session.providers[0] == name.lower()
+
+
+@pytest.mark.parametrize(("device", "words"), [("foo", "is 'foo': unknown device"), ("tpu:7", "asks for 'tpu:7'")])
+def test_a_device_that_the_environment_asks_for_in_vain(monkeypatch, device, words):
+    pytest.importorskip("jax")
+    monkeypatch.setenv("EP_ONNXRUNTIME_DEVICE", device)
+    text = refused("CPUExecutionProvider")
+    assert "EP_ONNXRUNTIME_DEVICE" in text and words in text

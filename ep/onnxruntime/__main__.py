@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from ep.errors import InvalidInput
 from ep.onnxruntime_alias import SWITCH, install
 
 PTH = "ep_onnxruntime.pth"
@@ -39,7 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not program:
         parser.print_help()
         return 2
-    install(options.device)
+    if options.script and not Path(program[0]).exists():
+        parser.error(f"there is no script '{program[0]}'.")
+    try:
+        install(options.device)
+    except InvalidInput as error:
+        parser.error(f"argument --device: {error}")
     sys.argv = ["-m" if options.module else "-c" if options.command else program[0], *program[1:]]
     if options.module:
         sys.path.insert(0, os.getcwd())
@@ -56,10 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def startup(action: str, folder: Path | None = None) -> int:
     """Writes or removes the start-up file, and says where it is; exit code 1 if `status` finds none."""
     path = (folder or Path(sysconfig.get_path("purelib"))) / PTH
-    if action == "on":
-        path.write_text(LINE, encoding="utf-8")
-    elif action == "off":
-        path.unlink(missing_ok=True)
+    try:
+        if action == "on":
+            path.write_text(LINE, encoding="utf-8")
+        elif action == "off":
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        print(f"{path} cannot be changed: {error.strerror or error}. Use a virtual environment.", file=sys.stderr)
+        return 1
     there = path.exists()
     print(f"{path}: {f'there; {SWITCH}=1 makes onnxruntime mean ep.onnxruntime' if there else 'not there'}")
     return 0 if action != "status" or there else 1

@@ -18,7 +18,7 @@ from ep.onnxruntime.errors import Fail, InvalidArgument, ModelLoadCanceled, bare
 from ep.onnxruntime.feeds import SIGNATURE, Feeds
 from ep.onnxruntime.messages import log
 from ep.onnxruntime.options import RunOptions, SessionOptions
-from ep.onnxruntime.providers import CPU, choose
+from ep.onnxruntime.providers import CPU, choose, explained
 from ep.onnxruntime.pybind import STATE, incompatible, unpicklable
 from ep.onnxruntime.recent import Key, shared
 from ep.onnxruntime.values import COrtValue, OrtValueVector
@@ -68,11 +68,14 @@ class CInferenceSession:
                 "Conflicting session configuration: explicitly added the CPU EP to the session, but also disabled "
                 "fallback to the CPU EP via session configuration options.",
             )
-        device, settings = choose(self._chosen, self._options._entries)
+        try:
+            device, settings = choose(self._chosen, self._options._entries)
+        except EpError as error:
+            raise while_loading(error, self._opened.where) from error
         key = None
         if self._key is not None and ENABLE not in settings:
             key = Key(self._key.size, (*self._key.rest, device, tuple(sorted(settings.items()))))
-        self._session, self._feeds = shared(key, lambda: _loaded(self._opened, device, settings))
+        self._session, self._feeds = shared(key, lambda: self._load(device, settings))
         on_cpu = self._chosen[0][0] == CPU or bool(self._session.plan.fallbacks)
         if on_cpu and self._options._entries.get(_NO_FALLBACK) == "1":
             raise failure(
@@ -89,6 +92,17 @@ class CInferenceSession:
             write(self._opened.source, self._options)
         if self._profile:
             self._profile.add("Session", "session_initialization", started)
+
+    def _load(self, device: str, settings: Mapping[str, str]) -> tuple[Any, Feeds]:
+        """The session of `ep` that runs the model, and what it may be fed."""
+        from ep.session import InferenceSession
+
+        opened = self._opened
+        try:
+            session = InferenceSession(opened.source, device, options=settings, warn=False)
+        except EpError as error:
+            raise while_loading(explained(error, self._chosen[0][0]), opened.where) from error
+        return session, Feeds(opened.proto, session._providers[0])
 
     def _say_fallbacks(self) -> None:
         """What `ep.load` warns of is logged here: clients turn warnings into errors, onnxruntime logs."""
@@ -336,17 +350,6 @@ def _read(path: str | None, content: bytes | None, options: SessionOptions) -> t
     opened = model.open_model(path, content, options)
     checks.check(opened.proto, opened.where)
     return opened, model.infer(opened.proto, opened.where)
-
-
-def _loaded(opened: model.Opened, device: str, settings: Mapping[str, str]) -> tuple[Any, Feeds]:
-    """The session of `ep` that runs a model, and what it may be fed."""
-    from ep.session import InferenceSession
-
-    try:
-        session = InferenceSession(opened.source, device, options=settings, warn=False)
-    except EpError as error:
-        raise while_loading(error, opened.where) from error
-    return session, Feeds(opened.proto, session._providers[0])
 
 
 def owned(result: Any, backend: Any) -> Any:

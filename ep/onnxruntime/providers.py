@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
+from ep.errors import BackendUnavailable, EpError, InvalidInput, UnknownOption
 from ep.onnxruntime.errors import InvalidArgument, failure
 from ep.onnxruntime.messages import log
 
@@ -51,8 +52,30 @@ def apple() -> bool:
 
 
 def default_device() -> str:
-    """The device that `CPUExecutionProvider` stands for."""
-    return os.environ.get(DEVICE) or ("mlx" if apple() and find_spec("mlx") else "cpu")
+    """The device that `CPUExecutionProvider` stands for.
+
+    Raises:
+        InvalidInput: the environment variable names no device.
+    """
+    from ep.devices import parsed
+
+    asked = os.environ.get(DEVICE)
+    if not asked:
+        return "mlx" if apple() and find_spec("mlx") else "cpu"
+    try:
+        parsed(asked)
+    except InvalidInput as error:
+        what = f"the environment variable {DEVICE} is '{asked}': {error.what}"
+        raise InvalidInput(what, why=error.why, fix="change the variable, or unset it.") from error
+    return asked
+
+
+def explained(error: EpError, name: str) -> EpError:
+    """The error of a device that is not here; one that the environment variable asks for says so."""
+    asked = os.environ.get(DEVICE)
+    if asked and name == CPU and isinstance(error, BackendUnavailable):
+        error.why = f"{error.why} The environment variable {DEVICE} asks for '{asked}'.".strip()
+    return error
 
 
 def get_device() -> str:
@@ -160,7 +183,12 @@ def _replaced(name: str, options: Mapping[Any, Any]) -> tuple[str, Mapping[Any, 
 def choose(
     chosen: Sequence[tuple[str, Mapping[str, str]]], entries: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[str, dict[str, str]]:
-    """Device and options for `ep.load` of the first provider; `entries` are those of the session's configuration."""
+    """Device and options for `ep.load` of the first provider; `entries` are those of the session's configuration.
+
+    Raises:
+        InvalidInput: an option is unknown, or names no device.
+    """
+    from ep.array_provider import OPTIONS
     from ep.devices import OWN as KEYS
 
     name, given = chosen[0]
@@ -170,7 +198,28 @@ def choose(
     options = dict(given)
     library, number = OWN[name], options.pop("device_id", "0")
     device = options.pop("device", None)
-    if device is None and library == "jax" and number != "0":
-        device = f"cuda:{number}"
+    for key in options:
+        if key not in (*KEYS, *OPTIONS) and "." not in key:
+            raise UnknownOption(key, ("device", "device_id", *KEYS, *OPTIONS))
     own = {key if key in KEYS or "." in key else f"{library}.{key}": value for key, value in options.items()}
-    return device or library, settings | own
+    return _within(name, library, device, number), settings | own
+
+
+def _within(name: str, library: str, device: str | None, number: str) -> str:
+    """The device of a provider's options, which is one of its library."""
+    from ep.devices import WITHIN, parsed
+
+    known = WITHIN[library]
+    if not number.isdecimal():
+        raise InvalidInput(f"option 'device_id' of {name} is '{number}'.", fix="use a number, such as 0.")
+    if device is None:
+        return library if number == "0" else f"{library}:{'cuda:' if library == 'jax' else ''}{number}"
+    if device == library:
+        return device
+    if device.partition(":")[0] not in known:
+        raise InvalidInput(
+            f"option 'device' of {name} is '{device}'.",
+            why=f"its devices are {', '.join(known)}{' (an index may follow, as in cuda:1)' * (library == 'jax')}.",
+            fix="use one of these names, or leave the option out.",
+        )
+    return ":".join((library, *parsed(f"{library}:{device}")[1:]))
