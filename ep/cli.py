@@ -10,7 +10,8 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ep import context_commands
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     look.add_argument("model", help="path of an ONNX file")
     _add_dim(look, "size of a symbolic dimension, for the estimate of memory (default 1)")
     look.add_argument("--weights", action="store_true", help="which weights a device borrows, which it copies, and why")
-    look.add_argument("--device", default="auto", help="the device for --weights: auto, mlx, jax, cpu, … or host")
+    look.add_argument("--device", help="the plan, the memory and the weights of one device: auto, mlx, jax, cpu, …")
     pack = _command(commands, "pack", pack_model, "write a model again so that every weight can be borrowed")
     pack.add_argument("model", help="path of an ONNX file")
     pack.add_argument("out", help="path of the new model, or a folder for it; its data files are written beside it")
@@ -123,12 +124,13 @@ def _count(text: str) -> int:
 
 
 def run_model(options: argparse.Namespace) -> int:
-    from ep.session import HostFallbackWarning
+    from ep.targets import check_target
     from ep.trial import try_model
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HostFallbackWarning)  # the counts are part of what is printed
-        warnings.showwarning = _note
+    if options.save:  # before the model runs
+        inputs = (source.rpartition("=")[2] for source in options.input)
+        check_target(options.save, [options.model, *(options.weights or ()), *inputs])
+    with _notes():
         trial = try_model(
             options.model,
             options.device,
@@ -144,10 +146,19 @@ def run_model(options: argparse.Namespace) -> int:
         trial.save(options.save)
     if options.json:
         return print_json(trial.to_dict(with_plan=options.plan))
-    print_rich(trial)
-    if options.plan:
-        print_rich(trial.plan)
+    print_rich(trial.with_plan() if options.plan else trial)
     return OK
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Shows warnings as notes; what runs on the host is part of what is printed."""
+    from ep.session import HostFallbackWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HostFallbackWarning)
+        warnings.showwarning = _note
+        yield
 
 
 def _note(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -160,7 +171,8 @@ def inspect_model(options: argparse.Namespace) -> int:
 
     if options.weights:
         return inspect_weights(options)
-    summary = summarize(options.model, dict(options.dim))
+    with _notes():
+        summary = summarize(options.model, dict(options.dim), options.device or "")
     if options.json:
         print_json(summary.to_dict())
     else:
@@ -169,11 +181,10 @@ def inspect_model(options: argparse.Namespace) -> int:
 
 
 def inspect_weights(options: argparse.Namespace) -> int:
-    from ep.session import HostFallbackWarning, load
+    from ep.session import load
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HostFallbackWarning)
-        weights = load(options.model, options.device).weights
+    with _notes():
+        weights = load(options.model, options.device or "auto").weights
     if options.json:
         return print_json(weights.to_dict())
     print_rich(weights)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ep.context_cache import VARIABLE, ContextNotice, Entry, open_cache
 from ep.errors import InvalidInput, counted
 from ep.summary import size as byte_size
+from ep.targets import check_target
 
 if TYPE_CHECKING:
     from ep.context_writer import Saved
@@ -102,10 +103,12 @@ class Compiled:
 
 def compile_model(options: argparse.Namespace) -> Compiled:
     """Compile a model for the shapes asked for, and write the context model."""
-    from ep.packing import check_folder
+    from ep.context_saving import target_of
     from ep.session import load
 
     started = time.perf_counter()
+    if options.output:
+        check_target(options.output, [options.model])
     with warnings.catch_warnings(record=True) as caught, _progress(options.json) as progress:
         warnings.simplefilter("always", ContextNotice)
         session = load(options.model, options.device)
@@ -119,8 +122,7 @@ def compile_model(options: argparse.Namespace) -> Compiled:
                 why="its inputs are " + "; ".join(map(str, session.inputs)) + ".",
                 fix="pass --shape NAME:1x128 for each of them, or --portable-only to store the graph alone.",
             )
-        if options.output:
-            check_folder(Path(options.output))  # before the work is done
+        target_of(session, options.output)  # before the work is done
         if wanted:
             session.warmup(wanted, progress=progress)
         saved = session.save_context(options.output, embed=options.embed, portable_only=options.portable_only)

@@ -32,10 +32,11 @@ _HASH = re.compile(r"sha256=([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """A container, and what to call it in messages."""
+    """A container, what to call it in messages, and the file that it is in, unless that is the model's."""
 
     name: str
     container: Container
+    file: Path | None = None
 
 
 def expand(
@@ -116,7 +117,8 @@ class _Reader:
         for proto in list(walk(self.proto.graph)):
             if is_context(proto) and (node := Node.of(proto, self.name)).main:
                 container = self._container(node)
-                self.brought.append(Brought(node.label, container))
+                file = None if node.embedded else self._path(node)
+                self.brought.append(Brought(node.label, container, file))
                 for partition in container.partitions:
                     key = node.source, partition.name
                     if key in self.partitions:
@@ -146,7 +148,7 @@ class _Reader:
         if not self.directories:
             raise damaged(node.label, f"its context lies in '{location}', but the model has no directory.")
         try:
-            path = (self.directories[0] / location).resolve()
+            path = self._path(node)
             inside = not Path(location).is_absolute() and any(map(path.is_relative_to, self.directories))
             if location and inside:
                 return path.read_bytes()
@@ -154,6 +156,9 @@ class _Reader:
             why = getattr(error, "strerror", None) or error
             raise damaged(node.label, f"its context {location!r} cannot be read: {why}.") from error
         raise damaged(node.label, f"its context {location!r} lies outside the model's directory.")
+
+    def _path(self, node: Node) -> Path:
+        return (self.directories[0] / node.payload.decode("utf-8", "replace")).resolve()
 
     def replace(self) -> None:
         for graph in list(graphs(self.proto.graph)):

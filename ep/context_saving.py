@@ -12,14 +12,30 @@ from ep.context_options import ENABLE, FILE_PATH, ContextOptions
 from ep.context_reader import CONTEXTS
 from ep.context_writer import Saved, Source, write_model
 from ep.errors import InvalidInput
+from ep.targets import check_target
 
-__all__ = ["Saved", "at_load", "save"]
+__all__ = ["Saved", "at_load", "save", "target_of"]
 
 
 def save(session: Any, path: str | os.PathLike[str] | None, *, embed: bool, portable_only: bool) -> Saved:
     """As `InferenceSession.save_context`."""
+    source, target = source_of(session), target_of(session, path)
+    return write_model(source, target, embed=embed, portable_only=portable_only)
+
+
+def target_of(session: Any, path: str | os.PathLike[str] | None) -> Path:
+    """Where the context model will be: a path that may be written.
+
+    Raises:
+        InvalidInput: its folder does not exist, or it is a file that the session reads.
+    """
+    return check_target(default_path(session) if path is None else path, source_of(session).files)
+
+
+def source_of(session: Any) -> Source:
+    """What a context model of a session is made from."""
     groups = [runnable.group for runnable in session._executable.runnables]
-    source = Source(
+    return Source(
         session.name,
         session._model,
         session._graph.dtypes,
@@ -28,8 +44,6 @@ def save(session: Any, path: str | os.PathLike[str] | None, *, embed: bool, port
         session._context.library,
         session._store,
     )
-    target = Path(path) if path is not None else default_path(session)
-    return write_model(source, target, embed=embed, portable_only=portable_only)
 
 
 def default_path(session: Any) -> Path:

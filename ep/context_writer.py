@@ -20,7 +20,7 @@ import numpy as np
 from ep import context_weights
 from ep.backend import NotStorable
 from ep.container import Boundary, Code, Container, Cut, Partition, pack
-from ep.context_reader import DOMAIN, OP_TYPE, ORDER, defined
+from ep.context_reader import CONTEXTS, DOMAIN, OP_TYPE, ORDER, defined
 from ep.context_slice import carriable
 from ep.context_types import tensor_info, tensor_type
 from ep.data_files import DataFile
@@ -76,13 +76,19 @@ class Source:
     library: Library
     store: WeightStore
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that the session reads."""
+        brought = (one.file for one in self.model.graph.meta[CONTEXTS])
+        return [*self.store.files, *(file for file in brought if file is not None)]
+
 
 def write_model(source: Source, path: Path, *, embed: bool, portable_only: bool) -> Saved:
     """Write the context model, and its container beside it unless it is to be embedded.
 
     Raises:
         UnsupportedContext: no group of the model can be stored.
-        InvalidInput: a file cannot be written.
+        InvalidInput: a file cannot be written, or would replace one that the session reads.
     """
     writer = _Writer(source)
     writer.cover()
@@ -94,7 +100,7 @@ def write_model(source: Source, path: Path, *, embed: bool, portable_only: bool)
         _set(node, embed_mode=int(embed), ep_cache_context=blobs[where] if embed else names[where])
     weights = context_weights.place(writer.proto, source.store, path, embed)
     files = [] if embed else [DataFile(names[key], blob, ()) for key, blob in blobs.items()]
-    write(path, writer.proto, [*weights, *files], lambda done, total: None)
+    write(path, writer.proto, [*weights, *files], source.files)
     size = sum(map(len, blobs.values()))
     blob_files, weight_files = (tuple(path.with_name(file.name) for file in group) for group in (files, weights))
     return Saved(path, blob_files, weight_files, len(writer.nodes), writer.functions, size, tuple(writer.left_out))

@@ -76,7 +76,7 @@ def _read(source: Source, copy: bool) -> tuple[onnx.ModelProto, WeightStore, str
         content = _content(path, copy)
         return (
             _parse(content, path.name),
-            WeightStore(directories(path), own=content, name=path.name, copy=copy),
+            WeightStore(directories(path), own=content, name=path.name, file=path, copy=copy),
             path.name,
         )
     raise TypeError(f"load expects a path, bytes or an onnx.ModelProto, not {type(source).__name__}")

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from ep.errors import InvalidInput, InvalidModel, counted
 from ep.loader import read_proto
 from ep.named_weights import refer
 from ep.proto_graphs import walk
+from ep.targets import check_target
 from ep.wire import LARGE
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def pack(
 
     Raises:
         InvalidModel: the model, or a data file, is damaged or missing.
-        InvalidInput: the target cannot be written, or has no room; or the model is a context model.
+        InvalidInput: the target cannot be written, has no room, or would replace a file of the original; or the
+            model is a context model.
     """
     if format not in FORMATS:
         raise InvalidInput(f"unknown format '{format}'.", fix=f"use {' or '.join(map(repr, FORMATS))}.")
@@ -91,8 +93,8 @@ def pack(
             f"{name} is a context model, and packing it would part it from its compiled code.",
             fix="pack the model that it was made from, and compile what was packed.",
         )
+    target = check_target(Path(out) / name if Path(out).is_dir() else out, [model, *store.files])
     folded = fold_in(proto, model, weights) if fold else 0
-    target = _target(out, name)
     found = [
         (tensor, Piece(tensor.name, *tensor_data(tensor, store))) for tensor in tensors_of(proto) if _moves(tensor)
     ]
@@ -121,23 +123,10 @@ def pack(
             for result, piece in zip(known, kept, strict=True)
         ),
     )
-    write(target, proto, files, progress or (lambda done, total: None))
+    write(target, proto, files, store.files, progress)
     names = tuple(file.name for file in files)
     nbytes = sum(len(piece.data) for piece in (*unique, *wide.values(), *kept))
     return Packed(target.name, names, len(found), len(found) - len(unique), folded, nbytes)
-
-
-def _target(out: str | os.PathLike[str], name: str) -> Path:
-    path = Path(out)
-    path = path / name if path.is_dir() else path
-    check_folder(path)
-    return path
-
-
-def check_folder(target: Path) -> None:
-    """Raises InvalidInput unless the folder of a file to be written exists."""
-    if not target.parent.is_dir():
-        raise InvalidInput(f"the folder '{target.parent}' does not exist.", fix="create it, or choose another target.")
 
 
 def _moves(tensor: onnx.TensorProto) -> bool:
@@ -194,9 +183,20 @@ def _digest(data: memoryview | Later) -> bytes:
 # Writing.
 
 
-def write(target: Path, proto: onnx.ModelProto, files: Sequence[DataFile], progress: Progress) -> None:
-    """Writes everything beside the target, then renames: the data first, the model that refers to them last."""
-    check_folder(target)
+def write(
+    target: Path,
+    proto: onnx.ModelProto,
+    files: Sequence[DataFile],
+    sources: Iterable[Path],
+    progress: Progress | None = None,
+) -> None:
+    """Writes everything beside the target, then renames: the data first, the model that refers to them last.
+
+    Raises:
+        InvalidInput: it cannot be written, has no room, or would replace one of the `sources`.
+    """
+    for name in (*(file.name for file in files), target.name):
+        check_target(target.with_name(name), sources)
     content = proto.SerializeToString()
     total = sum(file.nbytes for file in files) + len(content)
     room = shutil.disk_usage(target.parent).free
@@ -215,7 +215,8 @@ def write(target: Path, proto: onnx.ModelProto, files: Sequence[DataFile], progr
                     for part in parts:
                         out.write(part)
                         done += len(part)
-                        progress(done, total)
+                        if progress is not None:
+                            progress(done, total)
                     out.flush()
                     os.fsync(out.fileno())
             for name, _ in chunks:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ep.errors import EpError, counted
+from ep.plan import Plan
 
 MOST_NODES = 5  # names listed for one reason
 
@@ -45,7 +46,10 @@ class ProviderReport:
 
 @dataclass(frozen=True)
 class Summary:
-    """A model's interface, operators and weights, and what each provider takes; `problems` stop them all."""
+    """A model's interface, operators and weights, and what each provider takes; `problems` stop them all.
+
+    With a `plan`, which is that of one device, other providers are not asked.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -60,6 +64,7 @@ class Summary:
     providers: tuple[ProviderReport, ...] = ()
     memory: dict[str, Any] | None = None  # `ep.Estimate.to_dict`
     memory_text: str = ""
+    plan: Plan | None = None
     contexts: tuple[str, ...] = ()  # what its EPContext nodes hold; all else here is of the graphs that they stand for
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,6 +96,9 @@ class Summary:
         if self.problems:
             yield Text.assemble(("no provider can run it: ", "bold red"), self.problems)
             return
+        if self.plan is not None:
+            yield self.plan
+            return
         table = Table("provider", "device", "takes", "what it does not take, and why", title_justify="left")
         for report in self.providers:
             cells = (report.name, report.device or "-", report.share(), report.reasons())
@@ -106,18 +114,25 @@ def size(count: int) -> str:
     return f"{number:.0f} B" if units[0] == "B" else f"{number:.1f} {units[0]}"
 
 
-def summarize(source: Any, shapes: Mapping[str, Any] | None = None) -> Summary:
+def summarize(source: Any, shapes: Mapping[str, Any] | None = None, device: str = "") -> Summary:
     """Reads a model without running it. A damaged file raises `InvalidModel`; other problems are listed.
 
-    `shapes` are those of `ep.estimate`.
+    `shapes` are those of `ep.estimate`. With a `device`, as `ep.load` names them, memory and placement are those there.
+
+    Raises:
+        InvalidInput, BackendUnavailable: there is no such device, here or anywhere.
     """
     from ep.context_reader import CONTEXTS
+    from ep.devices import resolve
     from ep.dtypes import value_dtype
     from ep.feeds import ValueInfo
     from ep.loader import load_model
     from ep.memory_estimate import estimate
     from ep.passes import prepare
+    from ep.session import load
 
+    if device:
+        resolve(device, {})  # it is refused before the model is read
     model, store, name = load_model(source)
     graph = model.graph
     nodes = [*graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes())]
@@ -142,9 +157,11 @@ def summarize(source: Any, shapes: Mapping[str, Any] | None = None) -> Summary:
         steps = prepare(model, store, name).steps
     except EpError as error:
         return Summary(**{**vars(facts), "problems": str(error)})
-    needed = estimate(source, shapes)
+    needed = estimate(source, shapes, device=device or "auto")
+    plan = load(source, device).plan if device else None
+    reports = () if device else tuple(_reports(steps))
     return Summary(
-        **{**vars(facts), "providers": tuple(_reports(steps)), "memory": needed.to_dict(),
+        **{**vars(facts), "providers": reports, "plan": plan, "memory": needed.to_dict(),
            "memory_text": str(needed).partition(": ")[2]}
     )  # fmt: skip
 

@@ -74,10 +74,22 @@ class Trial:
         return described | ({"plan": self.plan.to_dict()} if with_plan else {})
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from rich.table import Table
         from rich.text import Text
 
         yield Text(str(self.plan))
+        yield from self.results()
+
+    def with_plan(self) -> Any:
+        """The tables of the plan in the place of its summary, to be printed."""
+        from rich.console import Group
+
+        return Group(self.plan, *self.results())
+
+    def results(self) -> Iterator[Any]:
+        """What went in, what came out, and the times, to be printed."""
+        from rich.table import Table
+        from rich.text import Text
+
         table = Table("", "name", "type", "values")
         for name, value in self.inputs.items():
             table.add_row(*map(Text, ("input", name, _type(value), self.sources[name])))

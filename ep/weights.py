@@ -40,7 +40,7 @@ class WeightStore:
     """Hands out borrowed memory of the files that hold a model's weights; nothing is read before it is used.
 
     External data must lie in or below one of the model's `directories`: absolute paths, `..` and links that lead
-    out are refused, as are ranges past the end of a file. `own` is the model file itself, as bytes or as a map.
+    out are refused, as are ranges past the end of a file. `own` is the model `file` itself, as bytes or as a map.
     Arrays and buffers keep their map alive. With `copy`, files are read into memory instead.
     """
 
@@ -50,9 +50,11 @@ class WeightStore:
         *,
         own: Content = None,
         name: str = "model",
+        file: Path | None = None,
         copy: bool = False,
     ) -> None:
         self._directories, self._copy = directories, copy
+        self._file = None if file is None else Path(os.path.abspath(file))
         self._paths: dict[str, Path] = {}  # location → where it leads, looked at once
         self._sources: dict[str | Path, Source] = {} if own is None else {IN_FILE: Source.of(name, own)}
         self._wide: dict[tuple[str, int], Any] = {}  # location and offset of a tensor → its copy in a wider dtype
@@ -73,6 +75,12 @@ class WeightStore:
     def sources(self) -> tuple[Source, ...]:
         """The files that were opened so far."""
         return tuple(self._sources.values())
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Paths of the model and of the files with its weights that were opened so far."""
+        data = (Path(str(key).removeprefix("\0")) for key in self._sources if key != IN_FILE)
+        return (*([self._file] if self._file else ()), *data)
 
     def add(self, path: Path) -> tuple[str, Content]:
         """Opens a file that the user named; returns the location under which tensors refer to it, and its bytes."""

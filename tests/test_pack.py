@@ -68,8 +68,9 @@ def test_every_dtype_survives_bit_for_bit(tmp_path, format, shard_bytes):
     assert packed.tensors == len(DTYPES) + 2 and (tmp_path / "p.onnx").stat().st_size < 20_000
     assert (len(packed.files) > 5) == (shard_bytes is not None)
     onnx.checker.check_model(str(tmp_path / "p.onnx"))
-    again = pack(tmp_path / "p.onnx", tmp_path / "p.onnx", format=format, shard_bytes=shard_bytes)  # onto itself
-    assert again == packed and contents(tmp_path / "p.onnx") == contents(tmp_path / "m.onnx")
+    (tmp_path / "again").mkdir()
+    again = pack(tmp_path / "p.onnx", tmp_path / "again", format=format, shard_bytes=shard_bytes)
+    assert again == packed and contents(tmp_path / "again" / "p.onnx") == contents(tmp_path / "m.onnx")
 
 
 def test_safetensors_files_keep_the_rules_and_are_aligned(tmp_path):
