@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ep import context_commands
+from ep import cli_words, context_commands
 from ep.errors import BackendUnavailable, EpError, InvalidInput
 
 OK, FAILED, USAGE, UNAVAILABLE = 0, 1, 2, 3
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.command(options)
     except EpError as error:
-        show_error(error, options.json)
+        show_error(error, options)
         return next(code for kind, code in CODES if isinstance(error, kind))
     except (BrokenPipeError, KeyboardInterrupt):
         return 130
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--device", default="auto", help="auto, mlx, jax, cpu, gpu, cuda:0 or host")
     run.add_argument("--strict", action="store_true", help="refuse any node that would run on the host")
     run.add_argument("--trust-native", action="store_true", help="run the compiled code that a context model brings")
+    cli_words.add_option(run)
     run.add_argument("--repeat", type=_count, default=0, metavar="N", help="run N times more, and time them")
     run.add_argument("--plan", action="store_true", help="show where each node runs, and why")
     run.add_argument("--save", metavar="FILE.npz", help="write the outputs to a file")
@@ -61,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     _add_dim(look, "size of a symbolic dimension, for the estimate of memory (default 1)")
     look.add_argument("--weights", action="store_true", help="which weights a device borrows, which it copies, and why")
     look.add_argument("--device", help="the plan, the memory and the weights of one device: auto, mlx, jax, cpu, …")
+    cli_words.add_option(look)
     pack = _command(commands, "pack", pack_model, "write a model again so that every weight can be borrowed")
     pack.add_argument("model", help="path of an ONNX file")
     pack.add_argument("out", help="path of the new model, or a folder for it; its data files are written beside it")
@@ -82,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 def _command(commands: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
     made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     made.add_argument("--json", action="store_true", help="print one JSON object, for machines")
-    made.set_defaults(command=function)
+    made.set_defaults(command=function, parser=made)
     return made
 
 
@@ -130,13 +132,13 @@ def run_model(options: argparse.Namespace) -> int:
     if options.save:  # before the model runs
         inputs = (source.rpartition("=")[2] for source in options.input)
         check_target(options.save, [options.model, *(options.weights or ()), *inputs])
-    with _notes():
+    with _notes(options):
         trial = try_model(
             options.model,
             options.device,
             weights=options.weights,
             strict=options.strict,
-            options={"trust_native": options.trust_native},
+            options=cli_words.given(options),
             given=options.input,
             dims=dict(options.dim),
             seed=options.seed,
@@ -151,19 +153,20 @@ def run_model(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _notes() -> Iterator[None]:
+def _notes(options: argparse.Namespace) -> Iterator[None]:
     """Shows warnings as notes; what runs on the host is part of what is printed."""
     from ep.session import HostFallbackWarning
 
+    translate = cli_words.translator(options.parser)
+
+    def note(message: Warning | str, *_: Any, **__: Any) -> None:
+        """The line of Python that a warning comes from says nothing to who runs a command."""
+        print(f"note: {translate(str(message))}", file=sys.stderr)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HostFallbackWarning)
-        warnings.showwarning = _note
+        warnings.showwarning = note
         yield
-
-
-def _note(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Shows a warning as text: the line of Python that it comes from says nothing to who runs a command."""
-    print(f"note: {message}", file=sys.stderr)
 
 
 def inspect_model(options: argparse.Namespace) -> int:
@@ -171,8 +174,8 @@ def inspect_model(options: argparse.Namespace) -> int:
 
     if options.weights:
         return inspect_weights(options)
-    with _notes():
-        summary = summarize(options.model, dict(options.dim), options.device or "")
+    with _notes(options):
+        summary = summarize(options.model, dict(options.dim), options.device or "", cli_words.given(options))
     if options.json:
         print_json(summary.to_dict())
     else:
@@ -183,8 +186,8 @@ def inspect_model(options: argparse.Namespace) -> int:
 def inspect_weights(options: argparse.Namespace) -> int:
     from ep.session import load
 
-    with _notes():
-        weights = load(options.model, options.device or "auto").weights
+    with _notes(options):
+        weights = load(options.model, options.device or "auto", options=cli_words.given(options)).weights
     if options.json:
         return print_json(weights.to_dict())
     print_rich(weights)
@@ -262,16 +265,18 @@ def print_rich(thing: Any) -> None:
     Console(width=width, highlight=False, markup=False, emoji=False).print(thing)  # names are not markup
 
 
-def show_error(error: EpError, as_json: bool) -> None:
-    kind = type(error).__name__
-    if as_json:
-        print_json({"error": {"kind": kind, "what": error.what, "why": error.why, "fix": error.fix}})
+def show_error(error: EpError, options: argparse.Namespace) -> None:
+    kind, translate = type(error).__name__, cli_words.translator(options.parser)
+    where = f"{error.at}: " if error.at else ""
+    what, why, fix = map(translate, (where + error.what, error.why, error.fix))
+    if options.json:
+        print_json({"error": {"kind": kind, "what": what, "why": why, "fix": fix}})
         return
     from rich.console import Console
     from rich.text import Text
 
-    text = Text.assemble((f"{kind}: ", "bold red"), error.what)
-    for label, part in (("Why", error.why), ("Fix", error.fix)):
+    text = Text.assemble((f"{kind}: ", "bold red"), what)
+    for label, part in (("Why", why), ("Fix", fix)):
         if part:
             text.append(f"\n{label}: ", "bold").append(part, "not bold")
     Console(stderr=True, highlight=False, soft_wrap=True).print(text)

@@ -105,7 +105,7 @@ class Cache:
             raise InvalidInput(
                 f"the cache directory '{self.directory}' is not safe.",
                 why="it belongs to another user, or others may write to it; compiled code is run from there.",
-                fix="chmod 700 it, or pass options={'context.cache': PATH} (or 'off').",
+                fix="chmod 700 it, or name another: options={'context.cache': PATH}.",
             )
 
     def path(self, key: str) -> Path:

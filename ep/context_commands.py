@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ep import cli_words
 from ep.context_cache import VARIABLE, ContextNotice, Entry, open_cache
 from ep.errors import InvalidInput, counted
 from ep.summary import size as byte_size
@@ -35,6 +36,7 @@ def add_commands(commands: Any, command: Any, show: Any) -> None:
         metavar="NAME:1x128",
         help="shape of an input, or size of a dimension; a name that comes again begins another signature",
     )
+    cli_words.add_option(made)
     place = made.add_mutually_exclusive_group()
     place.add_argument("--embed", action="store_true", help="store the code in the model file")
     place.add_argument("--external", action="store_true", help="store it in a file beside the model (default)")
@@ -111,7 +113,7 @@ def compile_model(options: argparse.Namespace) -> Compiled:
         check_target(options.output, [options.model])
     with warnings.catch_warnings(record=True) as caught, _progress(options.json) as progress:
         warnings.simplefilter("always", ContextNotice)
-        session = load(options.model, options.device)
+        session = load(options.model, options.device, options=cli_words.given(options))
         wanted = signatures(options.shape)
         dynamic = not options.shape and any(None in _static(info) for info in session.inputs)
         if options.portable_only or dynamic:
@@ -126,7 +128,8 @@ def compile_model(options: argparse.Namespace) -> Compiled:
         if wanted:
             session.warmup(wanted, progress=progress)
         saved = session.save_context(options.output, embed=options.embed, portable_only=options.portable_only)
-    notices = tuple(str(w.message) for w in caught if issubclass(w.category, ContextNotice))
+    translate = cli_words.translator(options.parser)
+    notices = tuple(translate(str(w.message)) for w in caught if issubclass(w.category, ContextNotice))
     counters = session.counters
     seconds = time.perf_counter() - started
     return Compiled(saved, len(wanted), counters.misses, counters.loaded, seconds, notices)

@@ -114,10 +114,16 @@ def size(count: int) -> str:
     return f"{number:.0f} B" if units[0] == "B" else f"{number:.1f} {units[0]}"
 
 
-def summarize(source: Any, shapes: Mapping[str, Any] | None = None, device: str = "") -> Summary:
+def summarize(
+    source: Any,
+    shapes: Mapping[str, Any] | None = None,
+    device: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> Summary:
     """Reads a model without running it. A damaged file raises `InvalidModel`; other problems are listed.
 
-    `shapes` are those of `ep.estimate`. With a `device`, as `ep.load` names them, memory and placement are those there.
+    `shapes` are those of `ep.estimate`. With a `device`, as `ep.load` names them, memory and placement are those there,
+    under the `options` of `ep.load`.
 
     Raises:
         InvalidInput, BackendUnavailable: there is no such device, here or anywhere.
@@ -158,7 +164,7 @@ def summarize(source: Any, shapes: Mapping[str, Any] | None = None, device: str 
     except EpError as error:
         return Summary(**{**vars(facts), "problems": str(error)})
     needed = estimate(source, shapes, device=device or "auto")
-    plan = load(source, device).plan if device else None
+    plan = load(source, device, options=options).plan if device else None
     reports = () if device else tuple(_reports(steps))
     return Summary(
         **{**vars(facts), "providers": reports, "plan": plan, "memory": needed.to_dict(),

@@ -20,18 +20,19 @@ def check_target(target: Name, sources: Iterable[Name] = ()) -> Path:
         InvalidInput: the folder does not exist, the path is a folder, or the file is one of the sources.
     """
     path = Path(target)
-    try:
-        if not path.parent.is_dir():
-            raise InvalidInput(f"the folder '{path.parent}' does not exist.", fix="create it, or choose another target.")
-        if path.is_dir():
-            raise InvalidInput(f"'{path}' is a folder.", fix="name a file in it.")
-        source = next((source for source in sources if _same(path, source)), None)
-    except ValueError as error:  # a NUL in the path
-        raise InvalidInput(f"{str(path)!r} is no path.", why=str(error), fix="choose another target.") from error
+    if "\0" in str(path):
+        raise InvalidInput(f"{str(path)!r} is no path.", why="it has a NUL in it.", fix="choose another target.")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"the folder '{path.parent}' does not exist.", fix="create it, or choose another target.")
+    if path.is_dir():
+        raise InvalidInput(f"'{path}' is a folder.", fix="name a file in it.")
+    source = next((source for source in sources if _same(path, source)), None)
     if source is not None:
         raise InvalidInput(
             f"'{path}' would replace a file that it is made from.",
-            why=f"it is the same file as '{source}'." if os.fspath(source) != str(path) else "the original would be lost.",
+            why=f"it is the same file as '{source}'."
+            if os.fspath(source) != str(path)
+            else "the original would be lost.",
             fix="choose another target.",
         )
     return path

@@ -75,7 +75,7 @@ def _feed(info: ValueInfo, given: Any, sizes: Mapping[str, int]) -> Any:
         raise InvalidInput(
             f"input '{info.name}' has no shape or dtype to warm up with.",
             why=f"the model declares only {info}.",
-            fix="pass an array for it.",
+            fix=f"pass an array for it: session.warmup({{'{info.name}': array}}).",
         )
     known = [sizes.get(d) if isinstance(d, str) else d for d in shape]
     if None in known:
@@ -117,7 +117,7 @@ def _run(session: Any, feeds: Mapping[str, Any]) -> None:
         raise ExecutionError(
             f"warming up with inputs { ({name: getattr(v, 'shape', '-') for name, v in feeds.items()}) } failed.",
             why=str(error),
-            fix="pass arrays with contents that the model takes instead of shapes: {'name': array}.",
+            fix="pass arrays with contents that the model takes: session.warmup({'name': array}).",
         ) from error
     finally:
         COMPILE_ALL.reset(before)

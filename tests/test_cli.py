@@ -118,6 +118,8 @@ def test_names_are_not_markup(ep, tmp_path):
 def test_run_shows_the_plan(ep, model):
     code, out, _ = ep("run", model, "--device", "host", "--plan")
     assert code == OK and "ai.onnx::Add" in out
+    for shown in (out, ep("run", model, "--device", "host")[1]):
+        assert " ".join(shown.split()).count("double.onnx: ") == 1
     code, out, _ = ep("run", model, "--device", "host", "--plan", "--json")
     assert code == OK and json.loads(out)["plan"]["nodes"][0]["op"].startswith("ai.onnx::")
 
@@ -137,7 +139,14 @@ def test_run_shows_the_plan(ep, model):
         (["--repeat", "-1"], USAGE, ["--repeat"]),
         (["--device", "jux"], USAGE, ["unknown device", "'jax'"]),
         (["--device", "tpu"], UNAVAILABLE, ["tpu"]),
-        (["--save", "{dir}/no/such/folder.npz"], USAGE, ["folder.npz", "cannot be written"]),
+        (["--save", "{dir}/no/such/folder.npz"], USAGE, ["no/such", "does not exist"]),
+        (["--save", "{dir}"], USAGE, ["is a folder"]),
+        (["--save", "{dir}/double.onnx"], USAGE, ["double.onnx", "would replace", "original"]),
+        (["--input", "x={dir}/wide.npy", "--save", "{dir}/wide.npy"], USAGE, ["wide.npy", "would replace"]),
+        (["--option", "compile"], USAGE, ["NAME=VALUE"]),
+        (["--option", "compile=of"], USAGE, ["option 'compile' is 'of'", "'on' or 'off'"]),
+        (["--option", "compile=off", "--option", "compile=on"], USAGE, ["compile is given twice"]),
+        (["--option", "nope=1"], USAGE, ["unknown option 'nope'"]),
     ],
 )
 def test_run_with_wrong_arguments(ep, model, tmp_path, arguments, code, facts):
@@ -192,6 +201,66 @@ def test_inspect_says_what_a_provider_does_not_take_and_why(ep, tmp_path):
         if report["name"] != "cpu" and not report["unavailable"]:
             (refusal,) = report["refusals"]
             assert refusal["op"].startswith("ai.onnx::Equal") and refusal["reason"] and report["taken"] == 1
+
+
+def test_inspect_shows_the_plan_of_the_device_that_is_asked_for(ep, tmp_path, accelerator):
+    path = write(
+        tmp_path / "m.onnx", "g (string[n] s, float[n] x) => (bool[n] t, float[n] y) { t = Equal(s, s)\n y = Abs(x) }"
+    )
+    code, out, err = ep("inspect", path, "--device", accelerator)
+    assert code == OK and err == "" and "first choice" in out and "does not hold strings" in out
+    assert f"available on {accelerator}" in out
+    plan = json.loads(ep("inspect", path, "--device", accelerator, "--json")[1])["plan"]
+    placed = {node["op"].partition("-")[0]: node["provider"] for node in plan["nodes"]}
+    assert placed["ai.onnx::Abs"] == accelerator != placed["ai.onnx::Equal"]
+    assert json.loads(ep("inspect", path, "--json")[1])["plan"] is None
+    plan = json.loads(ep("inspect", path, "--device", "host", "--json")[1])["plan"]
+    assert len(plan["providers"]) == 1 and plan["fallbacks"] == []
+
+
+@pytest.mark.parametrize(("device", "code"), [("jux", USAGE), ("tpu", UNAVAILABLE)])
+def test_inspect_refuses_a_device_that_is_not_there(ep, model, device, code):
+    assert ep("inspect", model, "--device", device)[0] == code
+    assert ep("inspect", model, "--device", device, "--weights")[0] == code
+
+
+# What errors call things
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "shown"),
+    [
+        ("run", "pass options={'trust_native': True}.", "pass --trust-native."),
+        ("compile", "pass options={'trust_native': True}.", "pass --option trust_native=True."),
+        ("run", "run it with options={'compile': 'off'} to learn", "run it with --option compile=off to learn"),
+        ("cache", "name another: options={'context.cache': PATH}.", "name another: --directory PATH."),
+        ("compile", "name another: options={'context.cache': PATH}.", "name another: --option context.cache=PATH."),
+        ("run", "load it without strict=True, or use device='cpu'.", "load it without --strict, or use --device cpu."),
+        ("compile", "strict=True refuses.", "strict=True refuses."),
+        ("compile", "such as {'x y': (1, 3)}, or {'n': 1}.", "such as --shape x y:1x3, or --shape n:1."),
+        ("run", "such as {'x y': (1, 3)}.", "such as {'x y': (1, 3)}."),
+        ("run", "name the file: ep.load(…, weights=…).", "name the file: --weights FILE."),
+        ("inspect", "name the file: ep.load(…, weights=…).", "name the file: ep.load(…, weights=…)."),
+        ("run", "(session.plan lists all)", "(--plan lists all)"),
+        ("pack", "without folding: fold=False, --no-fold.", "without folding: --no-fold."),
+    ],
+)
+def test_errors_name_the_flags_of_the_command(command, text, shown):
+    filler = {"compile": ["m"], "run": ["m"], "inspect": ["m"], "pack": ["m", "p"], "cache": ["stats"]}[command]
+    options = cli.parser().parse_args([command, *filler])
+    assert cli.cli_words.translator(options.parser)(text) == shown
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_error_of_a_run_names_flags(ep, model, monkeypatch, form):
+    from ep.errors import ExecutionError
+
+    def fail(*_, **__):
+        raise ExecutionError("it failed.", why="strict=True.", fix="run it with options={'compile': 'off'}.")
+
+    monkeypatch.setattr("ep.trial.load", fail)
+    code, out, err = ep("run", model, *form)
+    assert code == FAILED and "--option compile=off" in out + err and "--strict" in out + err
 
 
 def test_inspect_a_model_that_nothing_can_run(ep, tmp_path):
