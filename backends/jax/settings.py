@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-_config = jax.config  # noqa: TID251  (it is only read here)
+_config: Any = jax.config  # noqa: TID251  (it is only read here)
 
 # With JAX's defaults. Of what JAX compiles anew for, these reach code that a session compiles.
 REACHING: dict[str, Any] = {
