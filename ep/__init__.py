@@ -54,7 +54,7 @@ _PUBLIC: dict[str, tuple[str, ...]] = {  # module -> names; `__init__.pyi` says 
         "ExecutionError",
     ),
     # write an operator
-    "ep.registry": ("op", "Host", "ShapeOf", "Body", "Lowering", "OpKey", "OpRegistry", "OPS", "Overrides"),
+    "ep.registry": ("op", "Host", "ShapeOf", "Index", "Body", "Lowering", "OpKey", "OpRegistry", "OPS", "Overrides"),
     # write a provider
     "ep.provider": (
         "ExecutionProvider",

@@ -94,6 +94,9 @@ from ep.registry import (
     Host as Host,
 )
 from ep.registry import (
+    Index as Index,
+)
+from ep.registry import (
     Lowering as Lowering,
 )
 from ep.registry import (

@@ -45,6 +45,8 @@ class Backend:
     block: Callable[[Sequence[Any]], Any]  # waits until the arrays are computed
     synchronize: Callable[[], Any]  # waits for all work on the device
     abstract: Callable[[Function, Specs], Sequence[Any]] | None = None  # results with shapes and dtypes, without data
+    # An array as the host sees it, if that takes neither waiting nor copying.
+    peek: Callable[[Any], np.ndarray | None] = lambda array: None
     overrides: Overrides | None = None
     # Compiles for these arguments, of which the last so many are the same in every call, and stores. A function with a
     # method `bound` takes the latter (`ep.device_weights.Pending`) and gives one of the others, with what it keeps in

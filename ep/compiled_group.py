@@ -73,9 +73,11 @@ class Context:
         owner = next((b for b in self.backends.values() if b.is_array(value)), None)
         return value if owner is None else owner.to_numpy(value)
 
-    def runner(self, provider: str, on_host: frozenset[int] = frozenset()) -> Runner:
+    def runner(
+        self, provider: str, on_host: frozenset[int] = frozenset(), contents: Mapping[Any, np.ndarray] | None = None
+    ) -> Runner:
         backend = self.backends[provider]
-        return Runner(backend.xp, self.host, backend.overrides, on_host)
+        return Runner(backend.xp, self.host, backend.overrides, on_host, contents=contents or {}, looks=self.eager)
 
 
 class CompiledGroup:
@@ -84,7 +86,7 @@ class CompiledGroup:
     def __init__(self, group: Group, constants: dict[Any, np.ndarray], context: Context) -> None:
         self.group, self.context = group, context
         self.backend = context.backends[group.provider]
-        self.runner = context.runner(group.provider, group.on_host)
+        self.runner = context.runner(group.provider, group.on_host, constants)
         self.constants = {v: constants[v] for v in group.constants}
         self.all_constants, self.weights = constants, context.weights[group.provider]
         self.cache: OrderedDict[Any, Callable[..., tuple[Any, ...]]] = OrderedDict()

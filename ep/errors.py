@@ -153,6 +153,18 @@ class UnknownOption(InvalidInput):
         )
 
 
+class IndexOutOfRange(InvalidInput):
+    """An index beyond what it indexes: the `index` found, the least (`low`) and the greatest (`high`) one allowed.
+
+    `where` it was found and the `bound` that it breaks are told in words; `at` names the node that reads it.
+    """
+
+    def __init__(self, index: int, low: int, high: int, *, where: str, bound: str, fix: str) -> None:
+        self.index, self.low, self.high = index, low, high
+        allowed = f"indices go from {low} to {high}" if low <= high else "there is nothing to index"
+        super().__init__(f"index {index} {where} is out of range.", why=f"{bound}: {allowed}.", fix=fix)
+
+
 class InvalidAlignment(InvalidInput):
     """An alignment that is not a power of two, or an address that does not keep the promised one."""
 

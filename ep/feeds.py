@@ -1,4 +1,4 @@
-"""Are the feeds what the model asks for? Names, dtypes, ranks, dimensions; all problems in one error."""
+"""Are the feeds what the model asks for? Names, dtypes, ranks, dimensions, all in one error; and then indices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput, did_you_mean
+from ep.fed_indices import FedIndices
 from ep.weights import strings
 
 
@@ -58,6 +59,7 @@ class FeedCheck:
         self.optional = {o.name: o for o in overridable}
         self.defaults = dict(graph.defaults)
         self.count = len(inputs)
+        self.indices = FedIndices(graph)
 
     def check(self, feeds: Mapping[str, Any], backend: Any, private: bool) -> dict[Any, Any]:
         """Value → array. With `private`, the arrays are copies that later writes to a feed do not reach."""
@@ -99,6 +101,13 @@ class FeedCheck:
                 why="the model's inputs are " + "; ".join(str(i) for _, _, i, _ in self.specs) + ".",
                 fix="feed these names with arrays of these dtypes and shapes (use .astype to change a dtype).",
             )
+        self.indices.check(env, backend)
+        return env
+
+    def entered(self, arrays: Mapping[str, Any], backend: Any) -> dict[Any, Any]:
+        """Value → array, of feeds that the caller has checked but for the indices that they hold."""
+        env = self.defaults | {self.values[name]: array for name, array in arrays.items()}
+        self.indices.check(env, backend)
         return env
 
     def _extra(self, feeds: Any, env: Any, backend: Any, private: bool, dims: Any, problems: list[str]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ep.errors import EpError, ExecutionError
+from ep.indices import check_step
 from ep.registry import Host, HostIfCheap, Lowering, Overrides, ShapeOf
 
 
@@ -62,6 +63,8 @@ class Runner:
     overrides: Overrides | None = None
     on_host: frozenset[int] = frozenset()  # id() of steps that run with the host namespace
     until: float = math.inf  # on `time.perf_counter`: no step starts after it
+    contents: Mapping[Any, np.ndarray] = field(default_factory=dict)  # of constants that come as arguments
+    looks: bool = False  # whether indices are checked that are on the device, too: for debugging, it waits for them
 
     def evaluate(self, steps: Sequence[Step], env: dict[Any, Any]) -> None:
         """Runs the steps in order, reading and writing `env` (value → array, list of arrays, or None)."""
@@ -75,6 +78,8 @@ class Runner:
         at_host = id(step) in self.on_host
         xp = self.host if at_host else self.xp
         try:
+            if step.lowering.indices and not (xp is self.host and all(i.checks for _, i in step.lowering.indices)):
+                self._check(step, env)
             results = self._call(step, xp, env)
         except EpError as error:
             error.at = error.at or located(step)
@@ -85,6 +90,7 @@ class Runner:
             signal.step = step  # the outermost step wins: that is the one which a plan can cut
             raise
         except Exception as cause:
+            self._check(step, env)
             raise explain(step, cause, [env.get(v) for v in step.inputs]) from cause
         if not isinstance(results, tuple) and (len(step.outputs) == 1 or not isinstance(results, list)):
             results = (results,)  # a list is a sequence, or several outputs
@@ -112,6 +118,26 @@ class Runner:
             if result is not NotImplemented:
                 return result
         return lowering.fn(xp, *arguments, **keywords)
+
+    def _check(self, step: Step, env: dict[Any, Any]) -> None:
+        """Refuses indices of a node that are beyond what they index; only those that the host has are looked at."""
+        try:
+            check_step(step, lambda value: getattr(env[value], "shape", None), lambda value: self._known(value, env))
+        except EpError as error:
+            error.at = error.at or located(step)
+            raise
+
+    def _known(self, value: Any, env: dict[Any, Any]) -> np.ndarray | None:
+        """The contents of a value where the host has them, or may wait for them."""
+        array = env[value]
+        if isinstance(array, np.ndarray):
+            return array
+        if value in self.contents:
+            return self.contents[value]
+        try:
+            return to_host(array, self.xp) if self.looks and not isinstance(array, list) else None
+        except Untraceable:
+            return None
 
     def _argument(self, value: Any, role: Any, xp: Any) -> Any:
         if role is ShapeOf or (role is HostIfCheap and xp is not self.host):

@@ -12,7 +12,7 @@ ONNX names and defaults. Annotations say what the planner must know; nothing els
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,26 @@ class ShapeOf:
 class Factor:
     """Annotates an input that is only multiplied by another one, and that may come wider than that one: where the
     library multiplies halves as float32, a constant is converted once and not at every call."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]  # of a node's inputs, by their names in the lowering; what is unknown is absent
+
+
+@dataclass(frozen=True)
+class Index:
+    """Annotates an input of indices into the input `of`: those beyond their limits are refused, never clamped.
+
+    `limits` gives the least and the greatest index, from shapes and attributes: two numbers, or where indices are
+    `tuples` along the last axis, two for each of their components. A `LookupError` says that there is no limit, or that
+    a shape would have to be known. What equals the attribute `spared` may lie anywhere. What NumPy `checks` by itself
+    is looked at on the host only once a node has failed.
+    """
+
+    of: str
+    limits: Callable[[Shapes, Mapping[str, Any]], tuple[Any, Any]]
+    tuples: bool = False
+    spared: str = ""
+    checks: bool = False
 
 
 class Outputs:
@@ -74,7 +94,8 @@ class Lowering:
     dtype attribute, a dtype name, or a function from the node's attributes to one of these. `inside` is the
     attribute that names the element type of the computation, where that may differ from all inputs, or a function
     from the attributes and the inputs' dtypes to it. An `alias`
-    returns its first input, whatever it is, so that no step is needed.
+    returns its first input, whatever it is, so that no step is needed. What `keeps` elements returns those of its first
+    input, all of them and no others, in another shape, order or dtype.
     """
 
     key: OpKey
@@ -84,6 +105,7 @@ class Lowering:
     out: tuple[Rule, ...] = ()
     inside: str | Callable[[dict[str, Any], Sequence[Any]], Any] = ""
     alias: bool = False
+    keeps: bool = False
     inputs: tuple[str, ...] = field(init=False)
     required_inputs: int = field(init=False)
     variadic: bool = field(init=False)
@@ -91,10 +113,11 @@ class Lowering:
     outputs_keyword: str | None = field(init=False)
     bodies: frozenset[str] = field(init=False)
     counted: frozenset[str] = field(init=False)
+    indices: tuple[tuple[int, Index], ...] = field(init=False)  # the inputs that hold indices
     _roles: tuple[Any, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        parameters = list(inspect.signature(self.fn, eval_str=True).parameters.values())[1:]
+        parameters = _parameters(self.key, self.fn)
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
         rest = [p for p in parameters if p.kind is p.VAR_POSITIONAL]
         keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -106,6 +129,7 @@ class Lowering:
             "outputs_keyword": next((p.name for p in keywords if p.annotation is Outputs), None),
             "bodies": frozenset(p.name for p in keywords if p.annotation in (Body, CountedBody)),
             "counted": frozenset(p.name for p in keywords if p.annotation is CountedBody),
+            "indices": tuple((i, p.annotation) for i, p in enumerate(positional) if isinstance(p.annotation, Index)),
             "_roles": tuple(p.annotation for p in positional + rest),
         }
         for name, value in facts.items():
@@ -140,12 +164,14 @@ class OpRegistry:
         out: tuple[Rule, ...] = (),
         inside: str | Callable[[dict[str, Any], Sequence[Any]], Any] = "",
         alias: bool = False,
+        keeps: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that registers a lowering and returns the function unchanged."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
             _store_defaults(fn)
-            self.add(Lowering(OpKey(normal_domain(domain), op_type, since), fn, host_only, random, out, inside, alias))
+            key = OpKey(normal_domain(domain), op_type, since)
+            self.add(Lowering(key, fn, host_only, random, out, inside, alias, keeps))
             return fn
 
         return register
@@ -170,6 +196,20 @@ class OpRegistry:
 
     def __len__(self) -> int:
         return sum(map(len, self._versions.values()))
+
+
+def _parameters(key: OpKey, fn: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a lowering after `xp`, which must be its first: inputs would go astray otherwise."""
+    parameters = list(inspect.signature(fn, eval_str=True).parameters.values())
+    first = parameters[0] if parameters else None
+    if first is None or first.name != "xp" or first.kind not in (first.POSITIONAL_OR_KEYWORD, first.POSITIONAL_ONLY):
+        raise ValueError(
+            f"{key} cannot be registered: the first parameter of {fn.__qualname__} must be 'xp'; "
+            f"{'it has none' if first is None else f'it is {first.name!r}'}.\n"
+            "Why: a lowering is called with the array namespace first, then with the inputs of the node.\n"
+            f"Fix: write def {fn.__name__}(xp, …)."
+        )
+    return parameters[1:]
 
 
 def _store_defaults(fn: Callable[..., Any]) -> None:
@@ -199,7 +239,9 @@ class Overrides:
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
             _store_defaults(fn)
-            self._functions[OpKey(normal_domain(domain), op_type, since)] = fn
+            key = OpKey(normal_domain(domain), op_type, since)
+            _parameters(key, fn)
+            self._functions[key] = fn
             return fn
 
         return register

@@ -224,7 +224,8 @@ class InferenceSession:
         """Runs the model and returns fresh, writable NumPy arrays (lists for sequences), in the order asked for.
 
         Raises:
-            InvalidInput: a feed is missing, unknown, or of the wrong dtype, rank or shape; an output is unknown.
+            InvalidInput: a feed is missing, unknown, or of the wrong dtype, rank or shape, or has an index beyond what
+                the model indexes with it (`IndexOutOfRange`); an output is unknown.
             ExecutionError: a node failed; the message names it.
         """
         wanted = self._values(output_names)
@@ -239,16 +240,12 @@ class InferenceSession:
             raise self._failed(cause) from cause
 
     def evaluate(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """Runs the model on feeds that the caller has checked, and returns all results as they are.
+        """Runs the model on feeds that the caller has checked but for indices, and returns all results as they are.
 
         Feeds are NumPy arrays, arrays of the device's library, lists or dictionaries of them, or `None`. Results are
         the same, still computing perhaps, and may share memory with feeds. Call it within `backend.scope()`.
         """
-        env = dict(self._feeds.defaults)
-        values = self._feeds.values
-        for name, array in feeds.items():
-            env[values[name]] = array
-        env = self._executable.run(env)
+        env = self._executable.run(self._feeds.entered(feeds, self._backend))
         return [env[value] for value in self._graph.outputs]
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:

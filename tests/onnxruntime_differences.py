@@ -162,15 +162,22 @@ DIFFERENCES = [
         },
     ),
     Difference(
-        "an index outside a tensor (`Gather`)",
+        "an index outside a tensor, computed by the model",
         "`InvalidArgument`",
-        "the same, if the indices are an input of the model and fed from the host; else any element",
-        "compiled code does not check indices",
+        "an element of the tensor; refused if it is fed from the host, constant, or computed there",
+        "no device tells, and asking would take time in every run",
         {
             "-": ran(
                 "g (float[N] x, int64[K] i) => (float[K] y) { j = Add(i, i)\n y = Gather(x, j) }", x=X[0], i=ONE_TWO + 4
             )
         },
+    ),
+    Difference(
+        "an index outside a tensor that is refused: which error",
+        "`InvalidArgument` or `Fail`, in the words of each operator",
+        "`InvalidArgument`, in those of `Gather`",
+        "one check serves all operators",
+        {"-": failed("GatherElements(x, i)", "float[N] x, int64[K] i", x=X[0], i=ONE_TWO + 4)},
     ),
     Difference(
         "`OrtValue.update_inplace` with another dtype",

@@ -30,6 +30,7 @@ SAMPLES = [
     errors.NoEpForContextSource("ep.jx", ["ep.jax", "ep.mlx"]),
     errors.UnsupportedContext("cpu"),
     errors.UnknownOption("mlx.memory_limt", ["mlx.memory_limit"]),
+    errors.IndexOutOfRange(5, -3, 2, where="at [1] of input 'ids'", bound="'w' has shape [3]", fix="f."),
     errors.InvalidAlignment(3),
     errors.InvalidAlignment(64, 0x1010),
     errors.InvalidTensorView("it spans 8 bytes of 4."),

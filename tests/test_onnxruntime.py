@@ -155,6 +155,19 @@ def test_indices_out_of_bounds(ort, native, index):
             session.run(None, {**feed, "i": np.array([0, index])})
 
 
+@pytest.mark.parametrize(
+    "node",
+    ["GatherND(x, i)", "ScatterND(x, i, u)", "ScatterElements(x, i, u)", "ai.onnx.ml.ArrayFeatureExtractor(x, i)"],
+)
+def test_indices_of_other_operators(ort, native, node):
+    text = f"g (float[a, b] x, int64[c, d] i, float[c, d] u) => (float[?] y) {{ [look] y = {node} }}"
+    feeds = {"x": X, "u": -X[:1, :1]}
+    session = load(ort, text)
+    session.run(None, {**feeds, "i": np.array([[1]])} | ({"u": -X[:1]} if "ND" in node else {}))
+    with pytest.raises(native.InvalidArgument, match=f"{node.partition('(')[0].rpartition('.')[2]} node. Name:'look'"):
+        session.run(None, {**feeds, "i": np.array([[3]])} | ({"u": -X[:1]} if "ND" in node else {}))
+
+
 def test_initializers_that_are_inputs_may_be_fed(ort, native):
     x = np.zeros(2, np.float32)
     session = load(ort, DEFAULT)

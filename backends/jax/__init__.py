@@ -82,6 +82,7 @@ def _backend(device: Any) -> Backend:
         compile=lambda function: jax.jit(rewrite(function)),
         abstract=executable.abstract,
         is_array=lambda value: isinstance(value, jax.Array),
+        peek=_peek if on_cpu else lambda array: None,
         start=lambda arrays: None,  # JAX starts by itself
         block=jax.block_until_ready,
         synchronize=_synchronize,
@@ -101,6 +102,14 @@ def _backend(device: Any) -> Backend:
         launch_us=27.0 if on_cpu else 10.0,
         bytes_per_us=10_000.0 if on_cpu else 1_000_000.0,
     )
+
+
+def _peek(array: Any) -> np.ndarray | None:
+    """An array that is computed already, of the CPU's memory; a traced one is not."""
+    import jax
+
+    ready = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer) and array.is_ready()  # type: ignore[attr-defined]
+    return np.asarray(array) if ready else None
 
 
 def _widened(array: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ep.errors import EpError, InvalidInput, InvalidModel, UnsupportedModel
+from ep.errors import EpError, IndexOutOfRange, InvalidInput, InvalidModel, UnsupportedModel
 from ep.onnxruntime.pybind import STATE
 
 PREFIX = "[ONNXRuntimeError] : "
@@ -69,7 +69,11 @@ def while_running(error: EpError) -> Exception:
     """What a failed run raises: the node where it is known, and the whole text of the error."""
     kind = InvalidArgument if isinstance(error, InvalidInput) else Fail
     found = _NODE.search(str(error))
-    return failure(kind, str(error) if found is None else in_node(found["op"], found["name"], str(error)))
+    reason = str(error)
+    if isinstance(error, IndexOutOfRange):
+        limits = f"[{error.low},{error.high}]"
+        reason = f"indices element out of data bounds, idx={error.index} must be within the inclusive range {limits}"
+    return failure(kind, reason if found is None else in_node(found["op"], found["name"], reason))
 
 
 def in_node(op: str, name: str, reason: str) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ep.onnxruntime.bounds import bounds, check
 from ep.onnxruntime.elements import NAMES, number_of, tensor_type
 from ep.onnxruntime.errors import Fail, InvalidArgument, failure, in_node
 from ep.onnxruntime.model import Dims, dims_of, element_of, is_string, overridable, type_string
@@ -64,7 +63,6 @@ class Feeds:
         self.required = tuple(spec.name for spec in self.inputs if spec.kind != "optional")
         self.required_set = frozenset(self.required)
         self._optional = tuple(spec.name for spec in self.inputs if spec.kind == "optional")
-        self._bounds = bounds(proto)
         reads = [(name, (node.op_type, node.name)) for node in proto.graph.node for name in node.input]
         self._readers = {name: node for name, node in reversed(reads) if name in self.required_set}
         self._plain = {name: spec for name, spec in self.known.items() if spec.kind == "tensor" and spec.rank >= 0}
@@ -79,7 +77,7 @@ class Feeds:
         """Arrays, lists, dictionaries and `None`, by name, that fit the model.
 
         Raises:
-            InvalidArgument: a name, type, rank, size or index does not fit.
+            InvalidArgument: a name, type, rank or size does not fit.
             RuntimeError, TypeError: a value is no tensor at all.
         """
         entered: dict[str, Any] = {}
@@ -98,8 +96,6 @@ class Feeds:
                 raise failure(Fail, self._missing(name))
         for name in self._optional:
             entered.setdefault(name, None)
-        for bound in self._bounds:
-            check(bound, entered)
         return entered
 
     def _missing(self, name: str) -> str:

@@ -72,8 +72,7 @@ def run(session: Any, feeds: Mapping[str, Any], profile: Profile, provider_name:
     backend, host = session._backend, executable.context.host
     started = profile.now()
     device = Runner(backend.xp, host, backend.overrides)
-    env: dict[Any, Any] = dict(session._feeds.defaults)
-    env |= {session._feeds.values[name]: value for name, value in feeds.items()}
+    env = session._feeds.entered(feeds, backend)
     env |= {value: np.asarray(array) for value, array in executable.constants.items()}
     for index, step in enumerate(executable.steps):
         at_host = executable.placements[id(step)].provider == HOST

@@ -10,6 +10,7 @@ import numpy as np
 
 from ep.dtypes import onnx_dtype
 from ep.errors import InvalidInput
+from ep.ops.limits import along
 from ep.ops.precision import is_float, wide, wide_dtype
 from ep.registry import Body, Outputs, op
 
@@ -203,8 +204,9 @@ def flex_attention(xp, Q, K, V, *, prob_mod: Body = None, scale=None, score_mod:
 
 @op("RotaryEmbedding", since=23)
 def rotary_embedding(
-    xp, X, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=None, rotary_embedding_dim=0
-):
+    xp, X, cos_cache, sin_cache, position_ids: along("cos_cache", 0, wraps=False) = None, *,
+    interleaved=0, num_heads=None, rotary_embedding_dim=0,
+):  # fmt: skip
     if position_ids is not None:
         cos_cache, sin_cache = (xp.take(cache, position_ids, axis=0) for cache in (cos_cache, sin_cache))
     x = X if X.ndim == 4 else split_heads(xp, X, num_heads)

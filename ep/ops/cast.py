@@ -21,12 +21,12 @@ def _makes_strings(attributes: dict[str, Any]) -> str:
     return "strings are made on the host" if attributes.get("to") in (STRING_CODE, "STRING") else ""
 
 
-@op("Cast", since=24, host_only=_makes_strings)
+@op("Cast", since=24, host_only=_makes_strings, keeps=True)
 def cast(xp, x, *, to, saturate=1, round_mode="up"):
     return cast_to(xp, x, onnx_dtype(to), bool(saturate), round_mode)
 
 
-@op("Cast", since=19, host_only=_makes_strings)
+@op("Cast", since=19, host_only=_makes_strings, keeps=True)
 def cast_19(xp, x, *, to, saturate=1):
     """Until opset 24 infinity became NaN in the two types without infinities and negative zero."""
     dtype = onnx_dtype(to)
@@ -35,12 +35,12 @@ def cast_19(xp, x, *, to, saturate=1):
     return cast_to(xp, x, dtype, bool(saturate))
 
 
-@op("Cast", since=6, host_only=_makes_strings)
+@op("Cast", since=6, host_only=_makes_strings, keeps=True)
 def cast_6(xp, x, *, to):
     return cast_to(xp, x, onnx_dtype(to))
 
 
-@op("Cast", host_only=_makes_strings)
+@op("Cast", host_only=_makes_strings, keeps=True)
 def cast_1(xp, x, *, to):
     """The type was named by a string then."""
     import onnx
@@ -48,17 +48,17 @@ def cast_1(xp, x, *, to):
     return cast_to(xp, x, onnx_dtype(onnx.TensorProto.DataType.Value(to)))
 
 
-@op("CastLike", since=24)
+@op("CastLike", since=24, keeps=True)
 def cast_like(xp, x, target_type: ShapeOf, *, saturate=1, round_mode="up"):
     return cast_to(xp, x, xp.dtype_of(target_type), bool(saturate), round_mode)
 
 
-@op("CastLike", since=19)
+@op("CastLike", since=19, keeps=True)
 def cast_like_19(xp, x, target_type: ShapeOf, *, saturate=1):
     return cast_like(xp, x, target_type, saturate=saturate)
 
 
-@op("CastLike", since=15)
+@op("CastLike", since=15, keeps=True)
 def cast_like_15(xp, x, target_type: ShapeOf):
     return cast_like(xp, x, target_type)
 

@@ -9,24 +9,25 @@ import numpy as np
 from ep.errors import InvalidInput
 from ep.ops.axes import axis_of, scalar
 from ep.ops.indexing import gather, gather_nd, unique
+from ep.ops.limits import along, coordinates
 from ep.ops.movement import pad, slice_, trilu
 from ep.registry import Host, op
 
 MS = "com.microsoft"
 
 
-@op("ExpandDims", domain=MS)
+@op("ExpandDims", domain=MS, keeps=True)
 def expand_dims(xp, x, axis: Host):
     return xp.expand_dims(x, axis=axis_of(int(scalar(axis)), x.ndim + 1))
 
 
 @op("GatherND", domain=MS)
-def gather_nd_microsoft(xp, data, indices):
+def gather_nd_microsoft(xp, data, indices: coordinates("data", "indices")):
     return gather_nd(xp, data, indices)
 
 
 @op("TorchEmbedding", domain=MS)
-def torch_embedding(xp, weight, indices, padding_idx=None, scale_grad_by_freq=None):
+def torch_embedding(xp, weight, indices: along("weight", 0), padding_idx=None, scale_grad_by_freq=None):
     return gather(xp, weight, indices)  # the other inputs only concern gradients
 
 

@@ -8,13 +8,17 @@ import numpy as np
 
 from ep.errors import InvalidInput
 from ep.ops.axes import scalar
+from ep.ops.limits import along
 from ep.registry import op
 
 MS = "com.microsoft"
 
 
 @op("WordConvEmbedding", domain=MS, out=(1,))
-def word_conv_embedding(xp, sequence, w, b, c, *, char_embedding_size=None, conv_window_size=None, embedding_size=None):
+def word_conv_embedding(
+    xp, sequence: along("c", 0, wraps=False), w, b, c, *,
+    char_embedding_size=None, conv_window_size=None, embedding_size=None,
+):  # fmt: skip
     """Words [N, L] of character ids (0 pads) → [N, M]: a convolution over characters, tanh, the largest window.
 
     A word that begins with 0 is empty; its embedding is 0.

@@ -8,6 +8,7 @@ import numpy as np
 
 from ep.errors import InvalidInput
 from ep.ops.convolution import channels_first, channels_last
+from ep.ops.limits import along
 from ep.ops.normalization import grouped, rms_factor, standardize
 from ep.ops.precision import wide
 from ep.registry import op
@@ -45,15 +46,15 @@ def skip_simplified_layer_normalization(xp, x, skip, gamma, bias=None, *, epsilo
 @op("EmbedLayerNormalization", domain=MS, out=(2, "int32", 2))
 def embed_layer_normalization(
     xp,
-    input_ids,
-    segment_ids,
+    input_ids: along("word_embedding", 0, wraps=False),
+    segment_ids: along("segment_embedding", 0, wraps=False),
     word_embedding,
     position_embedding,
     segment_embedding,
     gamma,
     beta,
     mask=None,
-    position_ids=None,
+    position_ids: along("position_embedding", 0, wraps=False) = None,
     *,
     epsilon=1e-12,
     mask_index_type=None,
@@ -72,10 +73,12 @@ def embed_layer_normalization(
 
 @op("QEmbedLayerNormalization", domain=MS, out=("float32", "int32"))
 def q_embed_layer_normalization(
-    xp, input_ids, segment_ids, word_embedding_quant, position_embedding_quant, segment_embedding, gamma_quant,
-    beta_quant, mask=None, word_embedding_scale=None, position_embedding_scale=None, segment_embedding_scale=None,
-    gamma_scale=None, beta_scale=None, word_embedding_zero_point=None, position_embedding_zero_point=None,
-    segment_embedding_zero_point=None, gamma_zero_point=None, beta_zero_point=None, *, epsilon=1e-12,
+    xp, input_ids: along("word_embedding_quant", 0, wraps=False),
+    segment_ids: along("segment_embedding", 0, wraps=False), word_embedding_quant, position_embedding_quant,
+    segment_embedding, gamma_quant, beta_quant, mask=None, word_embedding_scale=None, position_embedding_scale=None,
+    segment_embedding_scale=None, gamma_scale=None, beta_scale=None, word_embedding_zero_point=None,
+    position_embedding_zero_point=None, segment_embedding_zero_point=None, gamma_zero_point=None, beta_zero_point=None,
+    *, epsilon=1e-12,
 ):  # fmt: skip
     parameters = (
         (word_embedding_quant, word_embedding_scale, word_embedding_zero_point),

@@ -8,25 +8,26 @@ import numpy as np
 
 from ep.errors import InvalidInput
 from ep.ops.axes import axis_of, one_of, scalar
+from ep.ops.limits import along, coordinates, starts
 from ep.registry import Host, op
 
 # Gather
 
 
 @op("Gather", since=1)
-def gather(xp, data, indices, *, axis=0):
+def gather(xp, data, indices: along("data"), *, axis=0):
     return xp.take(data, indices, axis=axis_of(axis, data.ndim))
 
 
 @op("GatherElements", since=11)
-def gather_elements(xp, data, indices, *, axis=0):
+def gather_elements(xp, data, indices: along("data"), *, axis=0):
     axis = axis_of(axis, data.ndim)
     _check_covered("GatherElements", data, indices, axis)
     return xp.take_along_axis(_corner(data, indices.shape, axis), indices, axis=axis)
 
 
 @op("GatherND", since=12)
-def gather_nd(xp, data, indices, *, batch_dims=0):
+def gather_nd(xp, data, indices: coordinates("data", "indices", "batch_dims"), *, batch_dims=0):
     """Batch and indexed axes become one, whose places are counted row by row."""
     b, k = batch_dims, indices.shape[-1]
     if b + k > data.ndim:
@@ -46,7 +47,7 @@ def gather_nd(xp, data, indices, *, batch_dims=0):
 
 
 @op("GatherND", since=11)
-def gather_nd_11(xp, data, indices):
+def gather_nd_11(xp, data, indices: coordinates("data", "indices")):
     return gather_nd(xp, data, indices)
 
 
@@ -91,7 +92,7 @@ def _check_covered(name: str, data, indices, axis: int) -> None:
 
 
 @op("ScatterElements", since=16)
-def scatter_elements(xp, data, indices, updates, *, axis=0, reduction="none"):
+def scatter_elements(xp, data, indices: along("data"), updates, *, axis=0, reduction="none"):
     """Data, indices and updates become flat, so that one index array is enough."""
     axis = axis_of(axis, data.ndim)
     _check_covered("ScatterElements", data, indices, axis)
@@ -111,12 +112,12 @@ def scatter_elements(xp, data, indices, updates, *, axis=0, reduction="none"):
 
 @op("ScatterElements", since=11)
 @op("Scatter", since=9)
-def scatter_elements_11(xp, data, indices, updates, *, axis=0):
+def scatter_elements_11(xp, data, indices: along("data"), updates, *, axis=0):
     return scatter_elements(xp, data, indices, updates, axis=axis)
 
 
 @op("ScatterND", since=16)
-def scatter_nd(xp, data, indices, updates, *, reduction="none"):
+def scatter_nd(xp, data, indices: coordinates("data", "indices"), updates, *, reduction="none"):
     k = indices.shape[-1]
     wanted = (*indices.shape[:-1], *data.shape[k:])
     if k > data.ndim or tuple(updates.shape) != wanted:
@@ -131,12 +132,14 @@ def scatter_nd(xp, data, indices, updates, *, reduction="none"):
 
 
 @op("ScatterND", since=11)
-def scatter_nd_11(xp, data, indices, updates):
+def scatter_nd_11(xp, data, indices: coordinates("data", "indices"), updates):
     return scatter_nd(xp, data, indices, updates)
 
 
 @op("TensorScatter", since=24)
-def tensor_scatter(xp, past_cache, update, write_indices=None, *, axis=-2, mode="linear"):
+def tensor_scatter(
+    xp, past_cache, update, write_indices: starts("past_cache", "update") = None, *, axis=-2, mode="linear"
+):
     one_of("mode", mode, "linear", "circular")
     axis = axis_of(axis, past_cache.ndim)
     batch, length = update.shape[0], update.shape[axis]

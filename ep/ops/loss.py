@@ -7,17 +7,22 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput
+from ep.ops.limits import classes
 from ep.ops.precision import wide
 from ep.registry import op
 
 
 @op("NegativeLogLikelihoodLoss", since=12)
-def negative_log_likelihood_loss(xp, x, target, weight=None, *, ignore_index=None, reduction="mean"):
+def negative_log_likelihood_loss(
+    xp, x, target: classes("x", 1, "ignore_index"), weight=None, *, ignore_index=None, reduction="mean"
+):
     return xp.astype(_loss(xp, wide(xp, x), target, weight, ignore_index, reduction), xp.dtype_of(x))
 
 
 @op("SoftmaxCrossEntropyLoss", since=12, out=(0, 0))
-def softmax_cross_entropy_loss(xp, scores, labels, weights=None, *, ignore_index=None, reduction="mean"):
+def softmax_cross_entropy_loss(
+    xp, scores, labels: classes("scores", 1, "ignore_index"), weights=None, *, ignore_index=None, reduction="mean"
+):
     inner = wide(xp, scores)
     shifted = inner - xp.max(inner, axis=1, keepdims=True)  # first, or large scores leave few digits
     log_prob = shifted - xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True))

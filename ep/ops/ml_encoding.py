@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput, InvalidModel
+from ep.ops.limits import along
 from ep.ops.lookup import place
 from ep.ops.tables import once_per_node
 from ep.registry import op
@@ -222,7 +223,7 @@ def _shadowed(categories: tuple[int, ...]) -> np.ndarray:
 
 
 @op("ArrayFeatureExtractor", domain=ML)
-def array_feature_extractor(xp, x, indices):
+def array_feature_extractor(xp, x, indices: along("x", -1, wraps=False)):
     """A vector counts as one row: [F] gives [1, n]."""
     y = xp.take(x, xp.reshape(indices, (-1,)), axis=-1)
     return xp.reshape(y, (1, -1)) if x.ndim == 1 else y

@@ -11,6 +11,7 @@ import numpy as np
 
 from ep.errors import InvalidInput
 from ep.ops.axes import axes_of, axis_of, ints
+from ep.ops.limits import lengths
 from ep.registry import Host, Outputs, op
 
 # Concat and Split
@@ -221,7 +222,7 @@ def trilu(xp, x, k=None, *, upper=1):
 
 
 @op("ReverseSequence", since=10)
-def reverse_sequence(xp, x, sequence_lens, *, batch_axis=1, time_axis=0):
+def reverse_sequence(xp, x, sequence_lens: lengths("x", "time_axis"), *, batch_axis=1, time_axis=0):
     """Rows of the flattened batch and time axes are taken in the new order."""
     x = xp.swapaxes(x, 0, 1) if batch_axis else x
     batch, time = x.shape[:2]

@@ -12,7 +12,7 @@ from ep.ops.axes import ints
 from ep.ops.convolution import channels_first, channels_last
 from ep.ops.precision import wide
 from ep.ops.windows import Windows, place
-from ep.registry import Host, Outputs, op
+from ep.registry import Host, Index, Outputs, op
 
 
 @op("MaxPool")
@@ -156,16 +156,33 @@ def global_lp_pool(xp, x, *, p=2):
     return xp.astype(_root(xp, total, p), xp.dtype_of(x))
 
 
+def _pooled(x: tuple[int, ...], at: Windows) -> tuple[int, ...]:
+    """The shape of what was pooled to the shape `x`, as far as the attributes tell."""
+    facts = zip(x[2:], at.kernel, at.strides, at.pads, strict=True)
+    return (*x[:2], *((n - 1) * s + k - lo - hi for n, k, s, (lo, hi) in facts))
+
+
+def _places(shapes: Any, attributes: Any) -> tuple[int, int]:
+    """The limits of indices into what was pooled; an `output_shape` may be counted in another way."""
+    if "output_shape" in shapes:
+        raise LookupError("output_shape")
+    kernel = attributes["kernel_shape"]
+    return 0, math.prod(
+        _pooled(shapes["x"], place(kernel, kernel, attributes["strides"], None, attributes["pads"]))
+    ) - 1
+
+
 @op("MaxUnpool", since=9)
-def max_unpool(xp, x, indices, output_shape: Host = None, *, kernel_shape, pads=None, strides=None):
+def max_unpool(
+    xp, x, indices: Index("x", _places), output_shape: Host = None, *, kernel_shape, pads=None, strides=None
+):
     """Indices count in the tensor that was pooled: of `output_shape`, or of the shape inferred from attributes.
 
     Only MaxPool's inverse makes sense of both, but the node test of `output_shape` counts in the inferred shape:
     https://github.com/onnx/onnx/issues/5398. So the second reading is taken when the first cannot be true.
     """
     at = place(kernel_shape, kernel_shape, strides, None, pads)
-    facts = zip(x.shape[2:], at.kernel, at.strides, at.pads, strict=True)
-    inferred = (*x.shape[:2], *((n - 1) * s + k - lo - hi for n, k, s, (lo, hi) in facts))
+    inferred = _pooled(x.shape, at)
     shape = inferred if output_shape is None else ints(output_shape)
     if shape != inferred:
         indices = _recounted(xp, indices, inferred, shape, at)

@@ -10,6 +10,7 @@ import numpy as np
 from ep.errors import InvalidInput
 from ep.ops.attention import merge_heads, rotate, split_heads
 from ep.ops.axes import scalar
+from ep.ops.limits import along, positions
 from ep.ops.packed_attention import restored
 from ep.ops.precision import wide
 from ep.registry import Host, op
@@ -19,7 +20,7 @@ MICROSOFT = "com.microsoft"
 
 @op("RotaryEmbedding", domain=MICROSOFT)
 def ms_rotary_embedding(
-    xp, input, position_ids, cos_cache, sin_cache, *,
+    xp, input, position_ids: positions("cos_cache", "input", "position_ids"), cos_cache, sin_cache, *,
     interleaved=0, is_packed_batching=0, num_heads=0, rotary_embedding_dim=0, scale=1.0,
 ):  # fmt: skip
     """onnxruntime ignores `scale`, and so does this."""
@@ -40,7 +41,7 @@ def _turned(xp: Any, x: Any, cos: Any, sin: Any, interleaved: int, heads: int, s
 
 @op("MRotaryEmbedding", domain=MICROSOFT)
 def multimodal_rotary_embedding(
-    xp, input, position_ids, cos_cache, sin_cache, *,
+    xp, input, position_ids: along("cos_cache", 0, wraps=False), cos_cache, sin_cache, *,
     interleaved=0, is_packed_batching=0, mrope_layout=0, mrope_section, num_heads=0, rotary_embedding_dim=0, scale=1.0,
 ):  # fmt: skip
     """Every channel follows one of three positions (time, height, width) of its token."""

@@ -26,22 +26,22 @@ def size(xp, data: ShapeOf):
     return np.asarray(math.prod(data.shape), np.int64)
 
 
-@op("Identity", since=1, alias=True)
+@op("Identity", since=1, alias=True, keeps=True)
 def identity(xp, x):
     return x
 
 
-@op("Reshape", since=14)
+@op("Reshape", since=14, keeps=True)
 def reshape(xp, data, shape: Host, *, allowzero=0):
     return xp.reshape(data, _target(tuple(data.shape), ints(shape), bool(allowzero)))
 
 
-@op("Reshape", since=5)
+@op("Reshape", since=5, keeps=True)
 def reshape_5(xp, data, shape: Host):
     return reshape(xp, data, shape)
 
 
-@op("Reshape", since=1)
+@op("Reshape", since=1, keeps=True)
 def reshape_1(xp, data, *, consumed_inputs=None, shape=None):
     return reshape(xp, data, shape or ())
 
@@ -68,13 +68,13 @@ def _mismatch(old: tuple[int, ...], new: tuple[int, ...], why: str) -> InvalidIn
     )
 
 
-@op("Flatten", since=1)
+@op("Flatten", since=1, keeps=True)
 def flatten(xp, x, *, axis=1):
     split = axis if axis == x.ndim else axis_of(axis, x.ndim)
     return xp.reshape(x, (math.prod(x.shape[:split]), math.prod(x.shape[split:])))
 
 
-@op("Squeeze", since=13)
+@op("Squeeze", since=13, keeps=True)
 def squeeze(xp, data, axes: Host = None):
     if axes is None:
         gone = tuple(i for i, n in enumerate(data.shape) if n == 1)
@@ -83,31 +83,31 @@ def squeeze(xp, data, axes: Host = None):
     return xp.squeeze(data, axis=gone) if gone else data
 
 
-@op("Squeeze", since=1)
+@op("Squeeze", since=1, keeps=True)
 def squeeze_1(xp, data, *, axes=None):
     return squeeze(xp, data, axes)
 
 
-@op("Unsqueeze", since=13)
+@op("Unsqueeze", since=13, keeps=True)
 def unsqueeze(xp, data, axes: Host):
     axes = ints(axes)
     new = axes_of(axes, data.ndim + len(axes))
     return xp.expand_dims(data, axis=tuple(sorted(new))) if new else data
 
 
-@op("Unsqueeze", since=1)
+@op("Unsqueeze", since=1, keeps=True)
 def unsqueeze_1(xp, data, *, axes):
     return unsqueeze(xp, data, axes)
 
 
-@op("Transpose", since=1)
+@op("Transpose", since=1, keeps=True)
 def transpose(xp, data, *, perm=None):
     if perm and sorted(perm) != list(range(data.ndim)):
         raise InvalidInput(f"perm {list(perm)} does not name each axis of a tensor of rank {data.ndim} once.")
     return xp.transpose(data, tuple(perm) if perm else tuple(range(data.ndim))[::-1])
 
 
-@op("Expand", since=8)
+@op("Expand", since=8, keeps=True)
 def expand(xp, x, shape: Host):
     return xp.broadcast_to(x, np.broadcast_shapes(tuple(x.shape), ints(shape)))
 

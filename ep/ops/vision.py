@@ -10,6 +10,7 @@ import numpy as np
 
 from ep.errors import InvalidInput
 from ep.ops.axes import one_of
+from ep.ops.limits import along
 from ep.ops.precision import wide
 from ep.ops.sampling import linear_taps, pixel_rows, read_pixels, tap_inside, weighted_pixels
 from ep.registry import Host, op
@@ -112,8 +113,8 @@ def affine_grid(xp, theta, size: Host, *, align_corners=0):
 
 @op("RoiAlign", since=16)
 def roi_align(
-    xp, x, rois, batch_indices, *, coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
-    output_width=1, sampling_ratio=0, spatial_scale=1.0,
+    xp, x, rois, batch_indices: along("x", 0, wraps=False), *, coordinate_transformation_mode="half_pixel",
+    mode="avg", output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0,
 ):  # fmt: skip
     one_of("mode", mode, "avg", "max")
     one_of("mode", coordinate_transformation_mode, "half_pixel", "output_half_pixel")
@@ -131,8 +132,8 @@ def roi_align(
 
 @op("RoiAlign", since=10)
 def roi_align_10(
-    xp, x, rois, batch_indices, *, mode="avg", output_height=1, output_width=1, sampling_ratio=0,
-    spatial_scale=1.0,
+    xp, x, rois, batch_indices: along("x", 0, wraps=False), *, mode="avg", output_height=1, output_width=1,
+    sampling_ratio=0, spatial_scale=1.0,
 ):  # fmt: skip
     return roi_align(
         xp, x, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode,
@@ -215,7 +216,9 @@ def _corner_terms(
 
 
 @op("CropAndResize", domain="com.microsoft")
-def crop_and_resize(xp, x, rois, batch_indices, crop_size: Host, *, extrapolation_value=0.0, mode="bilinear"):
+def crop_and_resize(
+    xp, x, rois, batch_indices: along("x", 0, wraps=False), crop_size: Host, *, extrapolation_value=0.0, mode="bilinear"
+):
     one_of("mode", mode, "bilinear", "nearest")
     height, width = crop_size.tolist()
     corners = wide(xp, rois)
