@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ep import cli_words, context_commands
+from ep import cache_commands, cli_words, context_commands
 from ep.errors import BackendUnavailable, EpError, InvalidInput
 
 OK, FAILED, USAGE, UNAVAILABLE = 0, 1, 2, 3
@@ -74,7 +74,8 @@ def parser() -> argparse.ArgumentParser:
     _add_dim(pack, "size of a symbolic dimension, with --for (default 1)")
     pack.add_argument("--no-fold", action="store_true", help="keep nodes whose results are constant")
     pack.add_argument("--shard", type=_bytes, metavar="SIZE", help="spread more data than this over files: 2GB, 500MB")
-    context_commands.add_commands(commands, _command, show)
+    context_commands.add_command(commands, _command, show)
+    cache_commands.add_command(commands, _command, show)
     _command(commands, "doctor", doctor, "which providers work on this machine, and why others do not")
     files = _command(commands, "demo", demo, "tell the types of files with a published model, on every provider")
     files.add_argument("files", nargs="*", help="files to look at (default: those of this project)")

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ep.errors import InvalidModel
@@ -137,6 +139,24 @@ def unpack(data: Data, name: str = "a context") -> Container:
         raise damaged(name, str(cause)) from cause
 
 
+def peek(path: Path) -> tuple[str, str]:
+    """Source and fingerprint of the container in a file, from its header alone.
+
+    Raises:
+        OSError: the file cannot be read.
+        InvalidModel: the header is damaged, or is of no container.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(_PREFIX.size)
+        try:
+            length, digest = _prefix(start, size)
+            header = json.loads(_checked(file.read(length), digest))
+            return str(header["source"]), str(header["fingerprint"])
+        except (_Damaged, ValueError, RecursionError, KeyError, TypeError) as cause:
+            raise damaged(f"'{path.name}'", str(cause)) from cause
+
+
 def is_container(data: Data) -> bool:
     """Whether the bytes begin as a container does."""
     return bytes(data[: len(MAGIC)]) == MAGIC
@@ -163,16 +183,26 @@ def _require(condition: bool, why: str) -> None:
 
 def _header(view: memoryview) -> tuple[str, int]:
     """The text of the header, and where it ends."""
-    _require(len(view) >= _PREFIX.size, f"it has {len(view)} bytes, fewer than the {_PREFIX.size} of its prefix.")
-    magic, version, length, total, digest = _PREFIX.unpack_from(view)
+    length, digest = _prefix(view[: _PREFIX.size], len(view))
+    end = _PREFIX.size + length
+    return _checked(bytes(view[_PREFIX.size : end]), digest), end
+
+
+def _prefix(start: Data, size: int) -> tuple[int, bytes]:
+    """Length and hash of the header of a container of so many bytes."""
+    _require(len(start) >= _PREFIX.size, f"it has {size} bytes, fewer than the {_PREFIX.size} of its prefix.")
+    magic, version, length, total, digest = _PREFIX.unpack_from(start)
     _require(magic == MAGIC, f"it begins with {bytes(magic)!r} instead of {MAGIC!r}.")
     _require(version == VERSION, f"it is of version {version} of the format; this ep-runtime reads version {VERSION}.")
-    _require(total == len(view), f"it has {len(view)} bytes and says that it has {total}.")
-    end = _PREFIX.size + length
-    _require(length <= _MOST_HEADER and end <= total, f"its header of {length} bytes does not fit into it.")
-    text = bytes(view[_PREFIX.size : end])
-    _require(hashlib.sha256(text).digest() == digest, "the header differs from its SHA-256.")
-    return text.decode("utf-8"), end
+    _require(total == size, f"it has {size} bytes and says that it has {total}.")
+    fits = length <= _MOST_HEADER and _PREFIX.size + length <= total
+    _require(fits, f"its header of {length} bytes does not fit into it.")
+    return length, digest
+
+
+def _checked(header: bytes, digest: bytes) -> str:
+    _require(hashlib.sha256(header).digest() == digest, "the header differs from its SHA-256.")
+    return header.decode("utf-8")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

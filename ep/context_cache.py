@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,12 +199,10 @@ class Cache:
             total, removed = total - entry.size, removed + 1
         return removed
 
-    def clear(self) -> int:
-        """Remove all entries; their number."""
-        entries = list(self)
+    def remove(self, entries: Iterable[Entry]) -> None:
+        """Remove these entries."""
         for entry in entries:
             entry.path.unlink(missing_ok=True)
-        return len(entries)
 
 
 def _listed(folder: Path) -> list[Path]:

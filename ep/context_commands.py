@@ -1,4 +1,4 @@
-"""What do `ep compile` and `ep cache` do? Compile a model for some shapes into a context model; look into the cache."""
+"""What does `ep compile` do? It compiles a model for some shapes, into a context model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ep import cli_words
-from ep.context_cache import VARIABLE, ContextNotice, Entry, open_cache
+from ep.context_cache import ContextNotice
 from ep.errors import InvalidInput, counted
 from ep.summary import size as byte_size
 from ep.targets import check_target
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from ep.context_writer import Saved
 
 
-def add_commands(commands: Any, command: Any, show: Any) -> None:
-    """Register the commands; `command` makes a parser, `show` prints an object or its `to_dict()`."""
+def add_command(commands: Any, command: Any, show: Any) -> None:
+    """Register the command; `command` makes a parser, `show` prints an object or its `to_dict()`."""
     made = command(commands, "compile", lambda options: show(compile_model(options), options), COMPILE)
     made.add_argument("model", help="path of an ONNX file")
     made.add_argument("-o", "--output", metavar="FILE", help="path of the new model (default MODEL_ctx.onnx)")
@@ -41,13 +40,9 @@ def add_commands(commands: Any, command: Any, show: Any) -> None:
     place.add_argument("--embed", action="store_true", help="store the code in the model file")
     place.add_argument("--external", action="store_true", help="store it in a file beside the model (default)")
     made.add_argument("--portable-only", action="store_true", help="store the graph alone, for any machine; no code")
-    look = command(commands, "cache", lambda options: show(look_at_cache(options), options), CACHE)
-    look.add_argument("action", choices=("list", "stats", "clear"), help="show the entries, sum them up, or remove all")
-    look.add_argument("--directory", default="auto", help="a cache other than the user's")
 
 
 COMPILE = "compile a model for some shapes, into a model that starts without compiling"
-CACHE = "the compiled functions that wait for the next process"
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -152,78 +147,3 @@ def _progress(quiet: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-# The cache.
-
-
-@dataclass(frozen=True, slots=True)
-class CacheReport:
-    """What is in a cache, or was."""
-
-    directory: Path
-    action: str
-    limit: int
-    entries: tuple[Entry, ...]
-    facts: tuple[tuple[str, str], ...]  # source and fingerprint of each entry, for `list`
-    removed: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The facts as plain data, ready for JSON."""
-        total = sum(entry.size for entry in self.entries)
-        found: dict[str, Any] = {"directory": str(self.directory), "limit_bytes": self.limit}
-        if self.action == "clear":
-            return found | {"removed": self.removed}
-        found |= {"entries": len(self.entries), "bytes": total}
-        if self.action == "list":
-            found["list"] = [
-                {"key": e.key, "bytes": e.size, "used": e.used, "source": source, "fingerprint": made_for}
-                for e, (source, made_for) in zip(self.entries, self.facts, strict=True)
-            ]
-        return found
-
-    def __str__(self) -> str:
-        if self.action == "clear":
-            return f"{self.directory}: {_entries(self.removed)} removed"
-        total = sum(entry.size for entry in self.entries)
-        lines = [
-            f"{self.directory}: {_entries(len(self.entries))}, {byte_size(total)} of at most {byte_size(self.limit)}"
-        ]
-        lines += [
-            f"  {e.key[:12]}  {byte_size(e.size):>10}  {time.strftime('%Y-%m-%d %H:%M', time.localtime(e.used))}  "
-            f"{source}  {made_for}"
-            for e, (source, made_for) in zip(self.entries, self.facts, strict=False)
-        ]
-        return "\n".join(lines)
-
-
-def _entries(number: int) -> str:
-    return f"{number} {'entry' if number == 1 else 'entries'}"
-
-
-def look_at_cache(options: argparse.Namespace) -> CacheReport:
-    """List, sum up or clear a cache."""
-    cache = open_cache(options.directory)
-    if cache is None:
-        raise InvalidInput(
-            "the cache is off.",
-            why=f"the environment variable {VARIABLE} says so, or the user's directory cannot be used.",
-            fix="pass --directory PATH, or change the variable.",
-        )
-    removed = cache.clear() if options.action == "clear" else 0
-    entries = tuple(sorted(cache, key=lambda entry: -entry.used))
-    facts = tuple(map(_facts, entries)) if options.action == "list" else ()
-    return CacheReport(cache.directory, options.action, cache.limit, entries, facts, removed)
-
-
-def _facts(entry: Entry) -> tuple[str, str]:
-    from ep.container import unpack
-    from ep.errors import InvalidModel
-
-    try:
-        held = unpack(entry.path.read_bytes())
-    except OSError as error:
-        return "gone", str(error.strerror or error)
-    except InvalidModel as error:
-        return "damaged", error.why
-    return held.source, held.fingerprint

@@ -1,6 +1,8 @@
 """Do `ep compile` and `ep cache` do what they say, in words and in JSON, with honest exit codes?"""
 
 import json
+import os
+import time
 
 import numpy as np
 import onnx
@@ -8,8 +10,11 @@ import pytest
 from conftest import parse, require
 
 import ep
-from ep import cli
+from ep import cli, discovery
+from ep.container import Code, Container
+from ep.context_cache import Cache
 from ep.context_commands import shape, signatures
+from ep.identity import fingerprint
 
 TEXT = "g (float[n, 4] x, float[n, 4] z) => (float[n, 4] y) { s = Add(x, z) y = Tanh(s) }"
 
@@ -82,8 +87,101 @@ def test_the_cache_is_listed_summed_up_and_cleared(model, capsys):
     assert told["directory"] == str(model.parent / "cache") and 0 < told["bytes"] <= told["limit_bytes"]
     assert ": 1 entry," in run(capsys, "cache", "stats")[1].out
     assert "ep.jax" in run(capsys, "cache", "list")[1].out
-    assert ": 1 entry removed" in run(capsys, "cache", "clear")[1].out.replace("\n", " ")
+    cleared = run(capsys, "cache", "clear")[1].out.replace("\n", " ")
+    assert ": 1 entry, " in cleared and " removed; 0 entries left" in cleared
     assert json.loads(run(capsys, "cache", "stats", "--json")[1].out)["entries"] == 0
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """A cache of 25 entries, the later ones larger and used an hour later; what made them is that of a later test."""
+    cache = Cache(tmp_path / "filled")
+    for number in range(25):
+        put(cache, number, "ep.jax", "jaxlib 0.0.1 / ep 0.0.1", 1000 + number)
+        os.utime(cache.path(key(number)), (NOW - 3600 * (24.5 - number),) * 2)
+    return cache
+
+
+NOW = time.time()
+
+
+def key(number):
+    return f"{number << 248:064x}"
+
+
+def put(cache, number, source, fingerprint, size=10):
+    cache.put(key(number), Container(source, "1", fingerprint, codes=(Code(key(number), (), b"c" * size),)))
+
+
+def keys(cache):
+    return {entry.key for entry in cache}
+
+
+def ask(capsys, cache, *arguments):
+    code, printed = run(capsys, "cache", *arguments, "--directory", cache.directory)
+    assert code == 0, printed.err
+    return " ".join(printed.out.split())
+
+
+def test_a_long_list_ends_and_begins_with_what_was_used_last(filled, capsys):
+    text = ask(capsys, filled, "list")
+    assert "25 entries" in text and "… 5 more (--limit 0 shows all)" in text
+    shown = json.loads(ask(capsys, filled, "list", "--json", "--limit", "3"))
+    assert [e["key"] for e in shown["list"]] == [key(24), key(23), key(22)] and shown["entries"] == 25
+    assert text.index(key(24)[:12]) < text.index(key(23)[:12]) and text.count("jaxlib 0.0.1") == 1
+    put(filled, 30, "ep.jax", "x", 5000)
+    os.utime(filled.path(key(30)), (NOW - 10**6,) * 2)
+    largest = json.loads(ask(capsys, filled, "list", "--json", "--limit", "1", "--sort", "size"))["list"]
+    assert [e["key"] for e in largest] == [key(30)]
+    assert len(json.loads(ask(capsys, filled, "list", "--json", "--limit", "0"))["list"]) == 26
+
+
+def test_old_entries_go_and_a_dry_run_says_which(filled, capsys):
+    text = ask(capsys, filled, "clear", "--older-than", "10h", "--dry-run")  # 0 to 14: the last one is of half an hour ago
+    assert "15 entries not used for 10h" in text and "would be removed; 10 entries left" in text
+    assert len(keys(filled)) == 25
+    told = json.loads(ask(capsys, filled, "clear", "--older-than", "10h", "--json"))
+    assert (told["removed"], told["left"]) == (15, 10) and len(told["list"]) == 15
+    assert keys(filled) == {key(number) for number in range(15, 25)}
+    assert ask(capsys, filled, "clear", "--dry-run").count("would be removed") == 1 and len(keys(filled)) == 10
+
+
+def test_stale_entries_go_and_those_of_other_programs_stay(tmp_path, capsys, accelerator):
+    """What differs from process to process only, such as XLA_FLAGS, makes nothing stale."""
+    here = fingerprint(discovery.provider(accelerator).backend)
+    source, cache = f"ep.{accelerator}", Cache(tmp_path / "stale")
+    put(cache, 1, source, here)
+    put(cache, 2, source, f"{here} / XLA_FLAGS 0123 / settings jax_default_prng_impl=rbg / precision fast / threads 96")
+    put(cache, 3, source, here.rpartition(" / ep ")[0] + " / ep 0.0.1-other")
+    put(cache, 4, source, here.replace("machine ", "machine not_"))
+    put(cache, 5, "ep.nobody", here)
+    put(cache, 6, source, here)
+    cache.path(key(6)).write_bytes(cache.path(key(6)).read_bytes()[:-1])
+    text = ask(capsys, cache, "clear", "--stale", "--dry-run")
+    assert "4 entries stale" in text and "2 entries left" in text and len(keys(cache)) == 6
+    assert all(why in text for why in ("ep 0.0.1-other instead of", "machine not_", "'nobody'", "damaged: it has"))
+    assert "4 entries stale" in ask(capsys, cache, "list", "--stale")
+    assert "4 entries stale" in ask(capsys, cache, "clear", "--stale")
+    assert keys(cache) == {key(1), key(2)}
+    assert "0 entries stale" in ask(capsys, cache, "clear", "--stale")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["clear", "--older-than", "10"], "is not an age"),
+        (["clear", "--older-than", "1y"], "30d"),
+        (["list", "--limit", "-1"], "--limit"),
+        (["list", "--dry-run"], "--dry-run goes with clear"),
+        (["empty"], "choose from"),
+    ],
+)
+def test_wrong_arguments_of_the_cache(capsys, tmp_path, arguments, words):
+    try:
+        code = cli.main(["cache", *arguments, "--directory", str(tmp_path / "c")])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2 and words in capsys.readouterr().err
 
 
 def test_a_cache_that_is_off_is_told(monkeypatch, capsys):

@@ -29,7 +29,7 @@ REACHING: dict[str, Any] = {
     "jax_error_checking_behavior_divide": "ignore",
     "jax_error_checking_behavior_oob": "ignore",
     "jax_check_static_indices": False,
-    "jax_explicit_x64_dtypes": "warn",
+    "jax_explicit_x64_dtypes": "WARN",
     "jax_use_simplified_jaxpr_constants": False,
     "jax_embedded_constants_max_bytes": 32,
     "eager_constant_folding": False,
@@ -59,7 +59,7 @@ REACHING: dict[str, Any] = {
 def changed() -> str:
     """The settings that are not JAX's defaults, as "name=value, …", or "default"."""
     held = {name: getattr(_config, name, default) for name, default in REACHING.items()}
-    values = {name: str(getattr(value, "value", value)) for name, value in held.items()}
+    values = {name: str(getattr(value, "name", value)) for name, value in held.items()}
     found = [f"{name}={value}" for name, value in values.items() if value != str(REACHING[name])]
     return ", ".join(found).replace(" / ", " /") or "default"
 
