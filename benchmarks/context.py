@@ -82,7 +82,7 @@ def opener(device: str) -> Callable[[Path, str], tuple[Callable[[Any], list[Any]
     from ep.identity import code_identity
 
     warnings.simplefilter("ignore", ep.HostFallbackWarning)
-    provider(device), provider("cpu")
+    provider(device), provider("host")
     onnx.ModelProto.FromString(b"")
     onnx.defs.has("Add")  # registers all schemas
     code_identity()

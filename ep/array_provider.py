@@ -199,7 +199,7 @@ class ArrayProvider(ExecutionProvider):
             raise InvalidInput(
                 f"{self.name} does not hold {dtype.name} on {self.device_id}.",
                 why=f"it holds {held}.",
-                fix="convert the data to one of these dtypes, or use the cpu provider.",
+                fix="convert the data to one of these dtypes, or use the host provider.",
             )
 
     def to_view(self, array: Any) -> TensorView:

@@ -14,8 +14,9 @@ from ep.bodies import Declared, InlineBody, declared
 from ep.compiled_group import CompiledGroup, Context
 from ep.errors import ExecutionError
 from ep.partition import CONTROL, Group, partition
-from ep.placement import HOST, Facts, Placement
+from ep.placement import Facts, Placement
 from ep.program import Runner, Step, Untraceable, to_host, walk
+from ep.provider import HOST
 
 
 class Executable:

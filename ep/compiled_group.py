@@ -22,8 +22,9 @@ from ep.errors import EpError, ExecutionError
 from ep.growth import changing
 from ep.library import Library
 from ep.partition import Group
-from ep.placement import HOST, Placer
+from ep.placement import Placer
 from ep.program import Runner, TooLong, Untraceable, describe, to_host, walk
+from ep.provider import HOST
 from ep.seeds import derived_from
 from ep.variants import Axes, Past, Variants, contents, copied, signature
 

@@ -31,8 +31,8 @@ from ep.loader import MAP_TYPES, map_type
 from ep.one_opset import shared_opsets
 from ep.packing import write
 from ep.partition import Group
-from ep.placement import HOST
 from ep.proto_graphs import graphs, order, outer_reads, rename, subgraphs, walk
+from ep.provider import HOST
 from ep.wire import LARGE
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import BackendUnavailable, EpError, InvalidInput
+from ep.provider import HOST
 
 RUNS, MOST_SECONDS = 30, 2.0  # warm runs, and when to stop before that
 SETTLE = 0.05  # seconds: a library's worker threads spin that long after a run, and take the core of the next
@@ -160,7 +161,7 @@ def _runtimes(model: Path) -> dict[str, Callable[[], tuple[Run, str, str]]]:
     from ep.discovery import entry_points
 
     best = resolve("auto", {})[0].name
-    names = sorted(entry_points(), key=lambda name: (name != best, name == "cpu", name))
+    names = sorted(entry_points(), key=lambda name: (name != best, name == HOST, name))
     ours = {f"ep on {name}": lambda name=name: _ours(model, name) for name in names}
     return ours | {"onnxruntime": lambda: _onnxruntime(model)}
 
@@ -170,7 +171,7 @@ def _ours(model: Path, name: str) -> tuple[Run, str, str]:
     from ep.session import load
 
     chosen = provider(name)
-    session = load(model, providers=[chosen, *([] if name == "cpu" else [provider("cpu")])])
+    session = load(model, providers=[chosen, *([] if name == HOST else [provider(HOST)])])
     nodes = ", ".join(f"{count} on {where}" for where, count in session.plan.counts().items())
     return lambda batch: session.run(None, {"bytes": batch})[0], str(chosen.device_id), nodes
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ep import context_options
 from ep.errors import BackendUnavailable, InvalidInput, did_you_mean
+from ep.provider import HOST
 
 CHOICES = {  # of the session's own options, the default first
     "compile": ("on", "off"),
@@ -39,7 +40,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, str], dict[str,
         if value not in CHOICES.get(key, (value,)):
             raise InvalidInput(f"option '{key}' is '{value}'.", fix=f"use {' or '.join(map(repr, CHOICES[key]))}.")
     if "precision" in own:
-        configured = {f"{name}.precision": own["precision"] for name in ("jax", "mlx", "cpu")} | configured
+        configured = {f"{name}.precision": own["precision"] for name in ("jax", "mlx", HOST)} | configured
     return own, configured
 
 
@@ -54,7 +55,7 @@ def resolve(device: str, options: Mapping[str, str]) -> list[Any]:
 
     kind, rest = parsed(device)
     chosen = _first(kind, rest, options)
-    host = provider("cpu", None, options)
+    host = provider(HOST, None, options)
     return [chosen] if chosen.name == host.name else [chosen, host]
 
 
@@ -114,14 +115,14 @@ def _candidates(kind: str, index: str) -> list[tuple[str, str | None]]:
             ("jax", "gpu"),
             ("jax", None),
             ("mlx", None),
-            ("cpu", None),
+            (HOST, None),
         ],
         "mlx": [("mlx", device)],
         "jax": [("jax", device)],
-        "cpu": [("jax", device), *([] if index and int(index) else [("cpu", None)])],
+        "cpu": [("jax", device), *([] if index and int(index) else [(HOST, None)])],
         "gpu": [("mlx", device), ("jax", device)],
         "cuda": [("jax", device)],
         "tpu": [("jax", device)],
-        "host": [("cpu", None)],
+        "host": [(HOST, None)],
     }
     return table[kind]

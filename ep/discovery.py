@@ -6,13 +6,14 @@ A provider's package is imported only when the provider is asked for.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ep.errors import BackendUnavailable, EpError, EpLoadFailed, InvalidInput, NoEpForOp, did_you_mean, names
 from ep.kernel import KernelMatch
-from ep.provider import Dtypes, EpConfig, EpId, ExecutionProvider
+from ep.provider import HOST, Dtypes, EpConfig, EpId, ExecutionProvider
 from ep.tensor import Shape, TensorLayout
 
 if TYPE_CHECKING:
@@ -23,25 +24,32 @@ if TYPE_CHECKING:
     from ep.program import Step
 
 GROUP = "ep.providers"
+CPU = "cpu"
 
 
 @functools.cache
 def entry_points() -> Mapping[str, EntryPoint]:
-    """Return the entry points of all installed providers by name, the cpu provider first."""
+    """Return the entry points of all providers by name: the host's, which comes with the core, then the installed."""
     from importlib import metadata
 
-    found = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
-    return dict(sorted(found.items(), key=lambda item: (item[0] != "cpu", item[0])))
+    host = metadata.EntryPoint(HOST, "ep.host:provider", GROUP)
+    found = {entry.name: entry for entry in metadata.entry_points(group=GROUP) if entry.value != host.value}
+    return {HOST: host, **dict(sorted(found.items()))}
 
 
 def provider(name: str, device: str | None = None, options: Mapping[str, str] | None = None) -> ExecutionProvider:
     """Return an initialised provider, on one device of it, or on the one that its library prefers.
+
+    The host's may also be called "cpu", which is its device.
 
     Raises:
         InvalidInput: no installed package has a provider of this name; or a wrong option.
         BackendUnavailable: its library is not installed, does not work, or has no such device.
     """
     known = entry_points()
+    if CPU not in known:  # then it means the host, whose device it is
+        name = HOST if name == CPU else name
+        options = {re.sub(f"^{CPU}\\.", f"{HOST}.", key): value for key, value in (options or {}).items()}
     if name not in known:
         raise InvalidInput(
             f"unknown provider {name!r}.{did_you_mean(name, known)}",

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ep.errors import EpError
+from ep.provider import HOST
 
-HOST = "cpu"
 PACKAGES = ("ep-runtime", "numpy", "onnx", "onnx-ir", "mlx", "jax", "jaxlib", "onnxruntime")
 
 
@@ -38,6 +38,7 @@ class Diagnosis:
     python: str
     packages: dict[str, str]
     auto: str  # the providers that device="auto" means
+    cpu: str  # and device="cpu"
     providers: tuple[Checkup, ...]
 
     @property
@@ -61,7 +62,7 @@ class Diagnosis:
             works = Text("no", "bold red") if p.problem else Text("yes", "bold green")
             table.add_row(p.name, works, p.device, ", ".join(p.devices), p.version, time_taken)
         yield table
-        yield Text(f'device="auto" means {self.auto}.')
+        yield Text(f'device="auto" means {self.auto}; device="cpu" means {self.cpu}.')
         for p in self.providers:
             for note in p.notes:
                 yield Text.assemble((f"{p.name}: ", "bold"), note)
@@ -82,7 +83,7 @@ def examine() -> Diagnosis:
 
     machine = f"{platform.system()} {platform.release()} {platform.machine()}"
     providers = tuple(map(_check, survey()))
-    return Diagnosis(machine, sys.version.split()[0], _versions(), _auto(), providers)
+    return Diagnosis(machine, sys.version.split()[0], _versions(), _meaning("auto"), _meaning("cpu"), providers)
 
 
 def _check(report: Any) -> Checkup:
@@ -137,11 +138,11 @@ def _facts(error: EpError) -> dict[str, str]:
     return {"kind": type(error).__name__, "what": error.what, "why": error.why, "fix": error.fix}
 
 
-def _auto() -> str:
+def _meaning(device: str) -> str:
     from ep.devices import resolve
 
     try:
-        return ", then ".join(f"{p.name} ({p.device_id})" for p in resolve("auto", {}))
+        return ", then ".join(f"{p.name} ({p.device_id})" for p in resolve(device, {}))
     except EpError as error:
         return f"nothing: {error.what}"
 

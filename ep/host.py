@@ -1,4 +1,4 @@
-"""What is the cpu provider? NumPy as a `Backend` value: the host of last resort."""
+"""What is the host provider? NumPy as a `Backend` value: the last resort."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ep.backend import Backend
 from ep.device import DeviceId
 from ep.errors import BackendUnavailable
 from ep.memory import HostMemory
+from ep.provider import HOST
 
 if TYPE_CHECKING:
     from ep.array_provider import ArrayProvider
@@ -31,8 +32,8 @@ def provider(device: str | None = None) -> ArrayProvider:
     """
     from ep.array_provider import ArrayProvider
 
-    if device not in (None, "cpu", "cpu:0"):
-        raise BackendUnavailable(f"NumPy has no device {device!r}.", fix="use the device 'cpu'.")
+    if device not in (None, "host", "cpu", "cpu:0"):
+        raise BackendUnavailable(f"NumPy has no device {device!r}.", why="it runs on the CPU.", fix="use 'host'.")
     return ArrayProvider(_backend())
 
 
@@ -40,7 +41,7 @@ def _backend() -> Backend:
     import ep.host_namespace as namespace
 
     return Backend(
-        name="cpu",
+        name=HOST,
         version=np.__version__,
         device=DeviceId.cpu(),
         fingerprint=f"numpy {np.__version__} / {platform.machine()}",

@@ -19,8 +19,9 @@ from ep.compile import Executable
 from ep.compiled_group import CompiledGroup, Context, Counters
 from ep.device_weights import DeviceWeights
 from ep.errors import EpError
-from ep.placement import HOST, Placer
+from ep.placement import Placer
 from ep.program import Untraceable
+from ep.provider import HOST
 from ep.variants import copied
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ep.placement import HOST, Facts, Placement
+from ep.placement import Facts, Placement
 from ep.program import Step
+from ep.provider import HOST
 from ep.registry import Factor, ShapeOf
 
 CONTROL = "control"  # a loop that runs step by step, its bodies compiled

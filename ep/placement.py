@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ep.program import Step
+from ep.provider import HOST
 from ep.registry import Host, HostIfCheap, ShapeOf
 
-HOST = "cpu"
 BIG = 4096  # constants with more elements than this are data, not bookkeeping
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ep.errors import counted
 from ep.partition import CONTROL, Group
-from ep.placement import HOST
 from ep.program import walk
+from ep.provider import HOST
 from ep.weight_report import WeightTotals
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from ep.program import Step
 
+HOST = "host"  # name of the provider behind all others, which is NumPy
 Dtypes = Sequence["np.dtype[Any] | None"]  # one for each value; None where it is not known
 
 

@@ -24,9 +24,10 @@ from ep.library import Library
 from ep.loader import load_model
 from ep.memory import trim
 from ep.passes import prepare
-from ep.placement import HOST, Placer
+from ep.placement import Placer
 from ep.plan import Plan, describe_plan
 from ep.program import to_host
+from ep.provider import HOST
 from ep.warmup import Shapes, warm_up
 from ep.weight_report import WeightTable, describe_weights
 

@@ -12,7 +12,7 @@ import numpy as np
 from ep.buffer import DeviceBuffer
 from ep.device import DeviceId
 from ep.errors import counted
-from ep.placement import HOST
+from ep.provider import HOST
 
 SHOWN = 30  # weights in a table, the largest first; `to_dict` has all of them
 COMPUTED = "computed when the model was loaded (`ep pack` stores the result)"

@@ -10,7 +10,7 @@ from ep.kernel import KernelMatch
 from ep.provider import ExecutionProvider
 from ep.tensor import TensorView
 
-PROVIDERS = ("cpu", "jax", "mlx")
+PROVIDERS = ("host", "jax", "mlx")
 
 
 def dtype_of(name):

@@ -196,9 +196,9 @@ def test_inspect_says_what_a_provider_does_not_take_and_why(ep, tmp_path):
     assert code == OK and summary["operators"] == {"Equal": 1, "Constant": 1, "Mul": 1}
     assert (summary["weights"], summary["weight_bytes"]) == (1, 4)
     reports = {r["name"]: r for r in summary["providers"]}
-    assert reports["cpu"]["taken"] == reports["cpu"]["total"] == 2
+    assert reports["host"]["taken"] == reports["host"]["total"] == 2
     for report in reports.values():
-        if report["name"] != "cpu" and not report["unavailable"]:
+        if report["name"] != "host" and not report["unavailable"]:
             (refusal,) = report["refusals"]
             assert refusal["op"].startswith("ai.onnx::Equal") and refusal["reason"] and report["taken"] == 1
 
@@ -282,14 +282,14 @@ def test_doctor_runs_a_model_on_every_provider(ep):
     code, out, _ = ep("doctor", "--json")
     report = json.loads(out)
     found = {p["name"]: p for p in report["providers"]}
-    assert found["cpu"]["problem"] == {} and found["cpu"]["seconds"] > 0
+    assert found["host"]["problem"] == {} and found["host"]["seconds"] > 0
     assert code == (OK if report["works"] else UNAVAILABLE)
-    assert report["auto"].endswith("cpu (cpu:0)") and report["packages"]["numpy"]
+    assert report["auto"].endswith("host (cpu:0)") and report["packages"]["numpy"]
 
 
 def test_doctor_says_why_a_provider_does_not_work(ep, monkeypatch):
     problem = BackendUnavailable("provider 'mlx' is not installed.", why="no module 'mlx'.", fix="install it.")
-    monkeypatch.setattr(discovery, "survey", lambda: [Report("cpu", "cpu:0", "2.0"), Report("mlx", problem=problem)])
+    monkeypatch.setattr(discovery, "survey", lambda: [Report("host", "cpu:0", "2.0"), Report("mlx", problem=problem)])
     code, out, _ = ep("doctor")
     assert code == UNAVAILABLE
     assert all(text in out for text in ("not installed", "no module 'mlx'", "install it.", "Only NumPy works here"))

@@ -137,7 +137,7 @@ def test_a_long_list_ends_and_begins_with_what_was_used_last(filled, capsys):
 
 
 def test_old_entries_go_and_a_dry_run_says_which(filled, capsys):
-    text = ask(capsys, filled, "clear", "--older-than", "10h", "--dry-run")  # 0 to 14: the last one is of half an hour ago
+    text = ask(capsys, filled, "clear", "--older-than", "10h", "--dry-run")  # 0 to 14
     assert "15 entries not used for 10h" in text and "would be removed; 10 entries left" in text
     assert len(keys(filled)) == 25
     told = json.loads(ask(capsys, filled, "clear", "--older-than", "10h", "--json"))

@@ -7,7 +7,7 @@ import pytest
 from arrays import PROVIDERS, Minimal, node
 
 from ep import discovery
-from ep.errors import BackendUnavailable, EpLoadFailed, InvalidInput, NoEpForOp, UnknownOption
+from ep.errors import BackendUnavailable, EpLoadFailed, InvalidInput, NoEpForOp, OutOfMemory, UnknownOption
 from ep.kernel import Cost, KernelMatch
 from ep.provider import EpId
 
@@ -37,7 +37,7 @@ class TestRegistry:
 
     def test_candidates_are_those_that_accept(self):
         registry = discovery.EpRegistry()
-        for provider in (Declining(), Accepting(), discovery.provider("cpu")):
+        for provider in (Declining(), Accepting(), discovery.provider("host")):
             registry.register(provider)
         found = registry.candidates(node("Relu", ["x"]))
         assert [ep for ep, _ in found] == [EpId(1), EpId(2)] and all(match.supported for _, match in found)
@@ -45,12 +45,12 @@ class TestRegistry:
     def test_no_candidate_reports_every_reason(self):
         registry = discovery.EpRegistry()
         registry.register(Declining())
-        registry.register(discovery.provider("cpu"))
+        registry.register(discovery.provider("host"))
         with pytest.raises(NoEpForOp) as caught:
             registry.candidates(node("NoSuchOp", ["x"]))
         assert caught.value.reasons == {
             "declining": "it runs nothing",
-            "cpu": "ai.onnx::NoSuchOp has no lowering in ep.ops",
+            "host": "ai.onnx::NoSuchOp has no lowering in ep.ops",
         }
 
     def test_unknown_numbers_and_second_names_are_refused(self):
@@ -92,13 +92,21 @@ class TestDiscovery:
 
     def test_the_own_providers_are_found(self):
         assert set(PROVIDERS) <= set(discovery.entry_points())
-        assert next(iter(discovery.entry_points())) == "cpu"
+        assert next(iter(discovery.entry_points())) == "host"
 
     def test_unknown_providers_and_namespaces(self):
         with pytest.raises(InvalidInput, match="Did you mean 'jax'"):
             discovery.provider("jaxx")
         with pytest.raises(UnknownOption, match="Did you mean 'jax.memory_limit'"):
-            discovery.provider("cpu", options={"jaxx.memory_limit": "1"})
+            discovery.provider("host", options={"jaxx.memory_limit": "1"})
+
+    def test_the_host_answers_to_the_name_of_its_device(self):
+        host = discovery.provider("cpu", options={"cpu.memory_limit": "100"})
+        assert host.name == "host" and str(host.device_id) == "cpu:0"
+        with pytest.raises(OutOfMemory):
+            host.allocate(101, 64)
+        with pytest.raises(UnknownOption, match="host.memory_limit"):
+            discovery.provider("cpu", options={"cpu.memory_limits": "100"})
 
     @pytest.mark.parametrize("name", PROVIDERS)
     def test_unknown_devices(self, name):

@@ -40,7 +40,7 @@ class Simulated:
         backend = dataclasses.replace(discovery.provider("mlx").backend, compile=self._compile)
         provider = ArrayProvider(backend)
         provider.initialize(EpConfig())
-        self.providers = [provider, discovery.provider("cpu")]
+        self.providers = [provider, discovery.provider("host")]
 
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arrays: Any) -> Any:
@@ -180,7 +180,7 @@ def test_plan_sends_wide_arithmetic_to_the_host(simulated: Simulated) -> None:
         }""",
         '"": 23',
     )
-    assert plan["Attention"][0] == "cpu" and "float64" in plan["Attention"][1]
+    assert plan["Attention"][0] == "host" and "float64" in plan["Attention"][1]
 
 
 def test_values_on_the_simulated_target(simulated: Simulated) -> None:

@@ -29,7 +29,7 @@ from onnx.backend.test.case.node import collect_testcases
 from onnx.backend.test.loader import load_model_tests
 
 import ep
-from ep.plan import HOST
+from ep.provider import HOST
 
 DEVICES = ("jax", "mlx", "host")
 MODES = {"compiled": "on", "eager": "off"}

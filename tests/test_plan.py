@@ -14,7 +14,7 @@ from rich.console import Console
 
 import ep
 
-HOST = "cpu"  # the name of the provider behind device="host"
+HOST = "host"
 
 # StringNormalizer exists on the host only; Identity of its result would be dropped, so it is an output itself.
 STRINGS = """

@@ -103,7 +103,7 @@ class TestLifecycle:
         provider.deallocate(buffer)
 
     def test_shutdown_waits_for_copies(self):
-        provider = discovery.provider("cpu")
+        provider = discovery.provider("host")
         source, target = np.ones(1 << 24, np.uint8), provider.allocate(1 << 24, 64)
         fence = provider.copy_async(borrowed(source), target, 1 << 24)
         provider.shutdown()

@@ -211,7 +211,7 @@ class TestDlpack:
     def test_arrays_of_the_libraries_come_in_without_copying(self, provider, name):
         array = sample(name)
         theirs = provider.from_view(TensorView.from_array(array)).array
-        if provider.name == "cpu" and name == "bfloat16":
+        if provider.name == "host" and name == "bfloat16":
             theirs = TensorView.from_array(theirs)  # NumPy itself does not export bfloat16
         view = TensorView.from_dlpack(theirs)
         assert view.dtype == array.dtype and view.numpy().tobytes() == array.tobytes()
@@ -250,7 +250,7 @@ class TestDlpack:
         provider = discovery.provider("jax")
         for name in ("float32", "bfloat16", "int32"):
             array = sample(name, (16,))
-            buffer = discovery.provider("cpu").allocate(array.nbytes, 64)
+            buffer = discovery.provider("host").allocate(array.nbytes, 64)
             provider.copy(buffer_over(array.view(np.uint8)), buffer, array.nbytes)
             view = TensorView(buffer, array.dtype, (16,))
             for theirs in (jax.dlpack.from_dlpack(view), mx.from_dlpack(view)):
@@ -284,10 +284,10 @@ class TestProviderArrays:
         assert (view.dtype, view.shape, view.device) == (array.dtype, shape, provider.device_id)
         assert view.numpy().tobytes() == array.tobytes()
         assert view.buffer.is_borrowed and not view.numpy().flags.writeable
-        assert provider.name == "cpu" or not provider.backend.to_numpy(theirs).flags.writeable
+        assert provider.name == "host" or not provider.backend.to_numpy(theirs).flags.writeable
 
     def test_dtypes_that_the_device_does_not_hold_are_refused(self, provider):
-        missing = {"cpu": [], "jax": ["longdouble"], "mlx": ["float64", "complex128", "float8_e5m2"]}
+        missing = {"host": [], "jax": ["longdouble"], "mlx": ["float64", "complex128", "float8_e5m2"]}
         for name in missing[provider.name]:
             with pytest.raises(InvalidInput, match=f"does not hold {dtype_of(name).name}"):
                 provider.from_view(TensorView.from_array(sample(name)))
@@ -302,7 +302,7 @@ class TestProviderArrays:
             assert shared == (reason is None)
             if provider.name == "jax":
                 assert reason is None if text is None else text in reason
-            if provider.name == "cpu":
+            if provider.name == "host":
                 assert reason is None
 
     def test_a_buffer_that_can_still_be_written_is_copied(self, provider):

@@ -65,8 +65,8 @@ class Profile:
 
 def run(session: Any, feeds: Mapping[str, Any], profile: Profile, provider_name: str) -> list[Any]:
     """What `session.evaluate` returns, with an event for each node."""
-    from ep.placement import HOST
     from ep.program import Runner
+    from ep.provider import HOST
 
     executable, graph = session._executable, session._graph
     backend, host = session._backend, executable.context.host
