@@ -194,4 +194,5 @@ def _difference(made_for: str, here: Sequence[str]) -> str:
     found = [
         [text for text in differences(made_for, ours) if text.partition(" ")[0] not in PER_PROCESS] for ours in here
     ]
-    return ", ".join(min(found, key=lambda texts: len(texts)))
+    closest: list[str] = min(found, key=len)
+    return ", ".join(closest)
