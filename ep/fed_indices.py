@@ -3,6 +3,7 @@
 An input is followed through nodes that keep its elements (Cast, Reshape, …) to the nodes that index with it. What they
 index is a weight, another input, or computed: then its shape is traced, once for the shapes of the feeds. Indices that
 the model computes are no feeds: the host checks those that it computes itself, and in a trace those that are constant.
+In a branch (of If) indices are checked where a condition that is fed says that it is taken.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ Env = Mapping[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A node that indexes with an input of the model, `source`, after the steps of `path`."""
+    """A node that indexes with an input of the model, `source`, after the steps of `path`.
+
+    It runs where inputs have the values in `conditions`.
+    """
 
     step: Step
     index: Index
     position: int
     source: Any
     path: tuple[Step, ...]
+    conditions: tuple[tuple[Any, bool], ...] = ()
 
     @property
     def casts(self) -> tuple[np.dtype[Any], ...]:
@@ -50,6 +55,7 @@ class Checks:
 
     source: Any
     casts: tuple[np.dtype[Any], ...]
+    conditions: tuple[tuple[Any, bool], ...]
     low: int | None
     high: int | None
     uses: tuple[tuple[Use, Limits, Mapping[str, Any]], ...]
@@ -61,21 +67,32 @@ class FedIndices:
 
     def __init__(self, graph: Any) -> None:
         self.constants, self.dtypes, self.fed = graph.constants, graph.dtypes, frozenset(graph.inputs)
-        self.producers = {v: step for step in graph.steps for v in step.outputs if v is not None}
-        self.uses = tuple(self._uses(graph.steps))
+        self.producers: dict[Any, Step] = {}
+        self.uses = tuple(self._uses(graph.steps, ()))
         self.computed: dict[Any, tuple[Step, ...]] = {}  # value → the steps that its shape follows from
         self.dependent = self._dependencies()
         self._known: dict[Any, tuple[Checks, ...]] = {}
 
-    def _uses(self, steps: Sequence[Step]) -> Iterator[Use]:
+    def _uses(self, steps: Sequence[Step], conditions: tuple[tuple[Any, bool], ...]) -> Iterator[Use]:
+        self.producers |= {v: step for step in steps for v in step.outputs if v is not None}
         for step in steps:
             for position, index in step.lowering.indices:
-                value, path = step.inputs[position] if position < len(step.inputs) else None, []
-                while (maker := self.producers.get(value)) is not None and maker.lowering.keeps:
-                    path.append(maker)
-                    value = maker.inputs[0]
-                if value in self.fed and all(s.output_dtypes[0] is not None for s in path):
-                    yield Use(step, index, position, value, tuple(reversed(path)))
+                source, path = self._origin(step.inputs[position] if position < len(step.inputs) else None)
+                if source in self.fed and all(s.output_dtypes[0] is not None for s in path):
+                    yield Use(step, index, position, source, path, conditions)
+            for name, taken in step.lowering.branches.items():
+                source, _ = self._origin(step.inputs[0])
+                if source in self.fed and (body := step.bodies.get(name)) is not None:
+                    self.constants = {**self.constants, **body.constants}
+                    yield from self._uses(body.steps, (*conditions, (source, taken)))
+
+    def _origin(self, value: Any) -> tuple[Any, tuple[Step, ...]]:
+        """What a value is but for its shape and dtype, and the steps that change these."""
+        path: list[Step] = []
+        while (maker := self.producers.get(value)) is not None and maker.lowering.keeps:
+            path.insert(0, maker)
+            value = maker.inputs[0]
+        return value, tuple(path)
 
     def _dependencies(self) -> tuple[Any, ...]:
         """The inputs whose shapes decide limits."""
@@ -120,14 +137,11 @@ class FedIndices:
                 self._known.clear()
             checks = self._known[key] = tuple(self._checks(env, backend))
         for each in checks:
-            array = env.get(each.source)
-            if type(array) is not np.ndarray:
-                array = None if array is None or isinstance(array, list | dict) else backend.peek(array)
-                if array is None:
-                    continue
-            self._check(each, array, env)
+            array = _seen(env.get(each.source), backend)
+            if array is not None and all(_holds(env.get(v), wanted, backend) for v, wanted in each.conditions):
+                self._check(each, array)
 
-    def _check(self, checks: Checks, array: np.ndarray, env: Env) -> None:
+    def _check(self, checks: Checks, array: np.ndarray) -> None:
         fed = array
         if checks.casts:
             with np.errstate(all="ignore"):
@@ -163,11 +177,11 @@ class FedIndices:
             known = shapes_of(use.step, lambda v: self._shape(v, env, shapes))
             limits = limits_of(use.step, use.index, known)
             if limits is not None:
-                grouped.setdefault((use.source, use.casts), []).append((use, limits, known))
-        for (source, casts), uses in grouped.items():
+                grouped.setdefault((use.source, use.casts, use.conditions), []).append((use, limits, known))
+        for (source, casts, conditions), uses in grouped.items():
             plain = tuple(u for u in uses if not u[0].index.tuples and not u[0].index.spared)
             low, high = tightest(limits for _, limits, _ in plain) if plain else (None, None)
-            yield Checks(source, casts, low, high, plain, tuple(u for u in uses if u not in plain))
+            yield Checks(source, casts, conditions, low, high, plain, tuple(u for u in uses if u not in plain))
 
     def _shape(self, value: Any, env: Env, computed: Mapping[Any, Any]) -> tuple[int, ...] | None:
         known = self.constants.get(value)
@@ -189,6 +203,19 @@ class FedIndices:
             return array
         shape = getattr(env.get(value), "shape", None)
         return None if shape is None or dtype is None else Abstract(tuple(shape), dtype)
+
+
+def _seen(value: Any, backend: Backend) -> np.ndarray | None:
+    """The contents of a feed, where the host sees them at once."""
+    if type(value) is np.ndarray:
+        return value
+    return None if value is None or isinstance(value, list | dict) else backend.peek(value)
+
+
+def _holds(value: Any, wanted: bool, backend: Backend) -> bool:
+    """Whether a condition is known to have a value."""
+    array = _seen(value, backend)
+    return array is not None and array.size == 1 and bool(array.item()) is wanted
 
 
 def _refuse(use: Use, array: np.ndarray, limits: Limits, shapes: Mapping[str, Any]) -> None:

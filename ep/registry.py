@@ -64,6 +64,14 @@ class Body:
     """Annotates a graph attribute: it arrives as a callable from arrays to a tuple of arrays."""
 
 
+class Then(Body):
+    """As `Body`, of a branch that runs where the first input of the node is true, and nowhere else."""
+
+
+class Else(Body):
+    """As `Body`, of a branch that runs where the first input of the node is false."""
+
+
 class CountedBody:
     """As `Body`, of a loop that gives it the number of the iteration first, as a NumPy array where it is unrolled."""
 
@@ -112,6 +120,7 @@ class Lowering:
     attributes: dict[str, Any] = field(init=False)
     outputs_keyword: str | None = field(init=False)
     bodies: frozenset[str] = field(init=False)
+    branches: dict[str, bool] = field(init=False)  # the bodies that run where the first input is true, or false
     counted: frozenset[str] = field(init=False)
     indices: tuple[tuple[int, Index], ...] = field(init=False)  # the inputs that hold indices
     _roles: tuple[Any, ...] = field(init=False)
@@ -127,7 +136,8 @@ class Lowering:
             "variadic": bool(rest),
             "attributes": {p.name: p.default for p in keywords if p.annotation is not Outputs},
             "outputs_keyword": next((p.name for p in keywords if p.annotation is Outputs), None),
-            "bodies": frozenset(p.name for p in keywords if p.annotation in (Body, CountedBody)),
+            "bodies": frozenset(p.name for p in keywords if p.annotation in (Body, Then, Else, CountedBody)),
+            "branches": {p.name: p.annotation is Then for p in keywords if p.annotation in (Then, Else)},
             "counted": frozenset(p.name for p in keywords if p.annotation is CountedBody),
             "indices": tuple((i, p.annotation) for i, p in enumerate(positional) if isinstance(p.annotation, Index)),
             "_roles": tuple(p.annotation for p in positional + rest),

@@ -240,14 +240,21 @@ def test_one_input_may_serve_several_nodes(device: str) -> None:
         session.run(None, {**feeds, "i": ints(3, 4)})
 
 
-def test_a_branch_that_is_not_taken_refuses_nothing(device: str) -> None:
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_branch_refuses_what_it_indexes_only_if_it_is_taken(device: str, taken: bool) -> None:
+    first, second = ("look", "cast") if taken else ("cast", "look")
+    bodies = {"look": "t = Relu(x)\n j = Identity(i)\n [look] p = Gather(t, j)", "cast": "p = Cast <to: int = 1> (i)"}
     session = look(
-        "(float[a] x, int64[n] i, bool c) => (float[n] y) { y = If (c) <then_branch = t () => (float[n] p)"
-        "{ p = Gather(x, i) }, else_branch = e () => (float[n] q) { q = Cast <to: int = 1> (i) }> }",
+        "(float[a] x, int64[n] i, bool[m] c) => (float[n] y) <int64[0] none = {}> { d = Reshape(c, none)\n"
+        f"y = If (d) <then_branch = t () => (float[n] p) {{ {bodies[first]} }},"
+        f"else_branch = e () => (float[n] p) {{ {bodies[second]} }}> }}",
         device,
     )
     feeds = {"x": np.ones(3, np.float32), "i": ints(7, 8)}
-    np.testing.assert_equal(session.run(None, {**feeds, "c": np.array(False)})[0], [7, 8])
+    np.testing.assert_equal(session.run(None, {**feeds, "c": np.array([not taken])})[0], [7, 8])
+    with pytest.raises(IndexOutOfRange, match="node 'look'"):
+        session.run(None, {**feeds, "c": np.array([taken])})
+    np.testing.assert_equal(session.run(None, {**feeds, "c": np.array([taken]), "i": ints(0, 2)})[0], [1, 1])
 
 
 def test_defaults_of_inputs_are_checked_as_feeds(device: str) -> None:

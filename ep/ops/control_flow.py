@@ -17,7 +17,7 @@ import numpy as np
 from ep.errors import EpError, InvalidInput
 from ep.ops.axes import axis_of, ints, scalar
 from ep.program import Untraceable
-from ep.registry import Body, CountedBody, Host, HostIfCheap, Outputs, op
+from ep.registry import Body, CountedBody, Else, Host, HostIfCheap, Outputs, Then, op
 from ep.seeds import are_derived, varied
 
 FEW = 4  # iterations that are cheaper unrolled than compiled as a loop
@@ -29,7 +29,7 @@ State = tuple[Any, ...]  # arrays, lists of arrays, or None
 
 
 @op("If", since=1)
-def if_(xp, cond: HostIfCheap, *, then_branch: Body, else_branch: Body):
+def if_(xp, cond: HostIfCheap, *, then_branch: Then, else_branch: Else):
     if not isinstance(cond, np.ndarray):
         return tuple(_maybe_run(xp, xp.cond, xp.reshape(cond, ()), then_branch, else_branch))
     return tuple((then_branch if scalar(cond) else else_branch)())
