@@ -13,6 +13,7 @@ from ep.errors import InvalidModel
 from ep.mapping import Content, read_only
 from ep.named_weights import attach
 from ep.proto_graphs import in_order
+from ep.scopes import check_cycles, define_missing
 from ep.structure import PROBLEMS, mend, understood
 from ep.weights import WeightStore, directories
 from ep.wire import skeleton
@@ -42,8 +43,12 @@ def load_model(
     problems = mend(proto, name)
     maps = _take_map_types(proto.graph)
     with understood(name, problems):
+        ordered = in_order(proto.graph)
+        if not ordered:
+            problems += define_missing(proto.graph)
+            check_cycles(proto.graph, name, problems)
         model = ir.serde.deserialize_model(proto)
-        if not in_order(proto.graph):
+        if not ordered:
             model.graph.sort()
         model.graph.meta.update({MAP_TYPES: maps, CONTEXTS: brought, PROBLEMS: problems})
     wide_weights.read(proto, store)

@@ -98,6 +98,8 @@ class _Mender:
         self.nodes(function.node, where, known, inside_function=True)
         reads = dict.fromkeys(name for node in function.node for name in node.input if name and name not in known)
         self.problems += [f"{where} reads '{name}', which nothing produces" for name in reads]
+        for node in function.node if reads else ():
+            node.input[:] = [function.input[0] if n in reads and function.input else n for n in node.input]
         for position, name in enumerate(function.output):
             if name not in known:
                 self.problems.append(f"{where} returns '{name}', which nothing produces")
@@ -112,6 +114,11 @@ class _Mender:
         produced = self._inputs(graph, where)
         produced |= self._initializers(graph, where)
         self.nodes(graph.node, where, produced, inside_function)
+        for value in graph.output:
+            if value.name not in produced:
+                self.problems.append(f"{where} returns '{value.name}', which nothing produces")
+                value.ClearField("type")
+                value.name = next(iter(produced), "")
 
     def _inputs(self, graph: onnx.GraphProto, where: str) -> set[str]:
         kept: dict[str, onnx.ValueInfoProto] = {}

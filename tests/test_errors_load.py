@@ -205,15 +205,61 @@ def test_a_cycle():
         helper.make_node("Add", ["x", "b"], ["a"], name="one"),
         helper.make_node("Relu", ["a"], ["b"], name="two"),
     ]
-    fails(InvalidModel, graph(*nodes, outputs=("b",)), "cycl")
+    fails(InvalidModel, graph(*nodes, outputs=("b",)), "has a cycle: 'two' → 'one' → 'two'", "none can run first")
+    itself = helper.make_node("Add", ["x", "y"], ["y"])
+    fails(InvalidModel, graph(itself), "graph 'g' has a cycle: 'Add_0' → 'Add_0'")
+    fails(
+        InvalidModel, graph(itself, helper.make_node("Relu", ["nowhere"], ["z"])), "2 problems", "'nowhere'", "'Add_0'"
+    )
 
 
-def test_a_dangling_input():
+def test_a_long_cycle_in_a_body():
+    """A value that the body needs may come from around it; here it is the result of its own node."""
+    ring = [helper.make_node("Relu", [f"v{i}"], [f"v{(i + 1) % 99}"], name=f"n{i}") for i in range(99)]
+    out = helper.make_tensor_value_info("v0", F32, [64])
+    branches = {name: helper.make_graph(ring, name, [], [out]) for name in ("then_branch", "else_branch")}
+    fails(InvalidModel, graph(helper.make_node("If", ["x"], ["y"], **branches)), "_branch' has a cycle: ", "… 92 more")
+    for name, body in branches.items():
+        del body.node[:]
+        body.node.append(helper.make_node("Relu", ["y"], ["v0"], name=name))
+    fails(InvalidModel, graph(helper.make_node("If", ["x"], ["y"], name="if", **branches)), "'if' → 'if'")
+
+
+def test_nodes_in_any_order():
+    nodes = [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Neg", ["x"], ["a"])]
+    (y,) = ep.load(graph(*nodes), "host").run(None, {"x": np.full(64, -2, np.float32)})
+    assert (y == 2).all()
+
+
+@pytest.fixture
+def quiet(capfd, caplog):
+    """What the libraries below say of a model, in the log or to the console, is nothing for users to read."""
+    yield
+    assert not caplog.records and capfd.readouterr() == ("", "")
+
+
+def test_a_dangling_input(quiet):
     fails(InvalidModel, graph(helper.make_node("Relu", ["nowhere"], ["y"], name="f")), "'f'", "'nowhere'")
+    then = helper.make_graph([helper.make_node("Relu", ["gone"], ["z"], name="inner")], "t", [], [])
+    then.output.append(helper.make_tensor_value_info("z", F32, [64]))
+    nodes = [helper.make_node("If", ["x"], ["y"], then_branch=then, else_branch=then)]
+    fails(InvalidModel, graph(*nodes, helper.make_node("Abs", ["nowhere"], ["a"])), "'inner'", "'gone'", "'Abs_1'")
 
 
-def test_a_dangling_output():
+def test_a_dangling_input_of_a_function(quiet):
+    domain = helper.make_opsetid("own", 1)
+    add = helper.make_node("Add", ["u", "gone"], ["v"])
+    model = graph(helper.make_node("F", ["x"], ["y"], domain="own"))
+    model.opset_import.append(domain)
+    model.functions.append(helper.make_function("own", "F", ["u"], ["v"], [add], model.opset_import))
+    fails(InvalidModel, model, "1 problem", "function 'F' reads 'gone', which nothing produces")
+
+
+def test_a_dangling_output(quiet):
     fails(InvalidModel, graph(helper.make_node("Relu", ["x"], ["a"])), "'y'")
+    fails(
+        InvalidModel, graph(helper.make_node("Relu", ["x"], ["y"]), outputs=("y", "b", "c")), "'b'", "'c'", "2 problems"
+    )
 
 
 def test_a_value_with_two_producers():
