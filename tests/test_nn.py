@@ -424,6 +424,45 @@ def test_lstm_couples_the_forget_gate(device):
     near(c.ravel(), [1 - sigmoid(1)])
 
 
+@pytest.mark.parametrize("hidden", [4, 40])  # directions are joined in small layers
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [("RNN", {}), ("GRU", {}), ("GRU", {"linear_before_reset": 1, "clip": 0.5}), ("LSTM", {"input_forget": 1})],
+)
+def test_both_directions_give_what_each_gives_alone(device, op, attributes, hidden):
+    gates, batch = {"RNN": 1, "GRU": 3, "LSTM": 4}[op], 2
+    x, lengths = random(6, batch, 3), np.asarray([6, 4], np.int32)
+    own = [random(2, gates * hidden, 3), random(2, gates * hidden, hidden), random(2, 2 * gates * hidden)]
+    states = [random(2, batch, hidden)] * (2 if op == "LSTM" else 1)
+    peepholes = [random(2, 3 * hidden)] if op == "LSTM" else []
+    attributes = attributes | {"outputs": 1 + len(states), "hidden_size": hidden}
+    y, *last = run_node(
+        device, op, x, *own, lengths, *states, *peepholes, direction="bidirectional", compile="on", **attributes
+    )
+    for d, direction in enumerate(("forward", "reverse")):
+        mine = [x, *(v[d : d + 1] for v in own), lengths, *(v[d : d + 1] for v in (*states, *peepholes))]
+        want, *ends = run_node("host", op, *mine, direction=direction, **attributes)
+        near(y[:, d : d + 1], want, rtol=1e-4, atol=1e-5)
+        for end, wanted in zip(last, ends, strict=True):
+            near(end[d : d + 1], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
+def test_recurrent_layers_with_other_activations_backwards(device, op):
+    each = {"RNN": 1, "GRU": 2, "LSTM": 3}[op]
+    x, w, r = random(5, 2, 3), *(random(2, {"RNN": 1, "GRU": 3, "LSTM": 4}[op] * 4, n) for n in (3, 4))
+    names = ["Tanh"] * each + ["Sigmoid"] * each
+    y, _ = run_node(
+        device, op, x, w, r, outputs=2, direction="bidirectional", hidden_size=4, activations=names, compile="on"
+    )
+    for d, direction in enumerate(("forward", "reverse")):
+        mine = names[d * each : (d + 1) * each]
+        one = run_node(
+            "host", op, x, w[d : d + 1], r[d : d + 1], outputs=2, direction=direction, hidden_size=4, activations=mine
+        )
+        near(y[:, d : d + 1], one[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
 def test_compiled_recurrence_equals_eager(accelerator, op):
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[op]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ep.ops.precision import wide
-from ep.ops.recurrent import Activation, Layer, Step, lstm_step, run_layer
+from ep.ops.recurrent import Activation, Layer, Step, biases, lstm_step, projection, run_layer
 from ep.registry import op
 
 
@@ -27,10 +27,9 @@ def attn_lstm(
         memory = xp.where(alive[..., None], memory, 0)
 
     def cell(
-        xp: Any, functions: Sequence[Activation], x: Any, w: Any, r: Any, b: Any, p: Any, qw: Any, mw: Any, v: Any,
-        aw: Any,
-    ) -> tuple[Any, Step]:  # fmt: skip
-        size = x.shape[-1]
+        xp: Any, functions: Sequence[Activation], w: Any, r: Any, b: Any, p: Any, qw: Any, mw: Any, v: Any, aw: Any
+    ) -> tuple[Activation, Step]:
+        size = X.shape[-1]
         across, inward = xp.transpose(r), xp.transpose(w[:, size:])
         keys = xp.matmul(memory, mw)
 
@@ -46,8 +45,7 @@ def attn_lstm(
             hidden, memory_cell = lstm_step(functions, lambda _: recurrent, p, input_forget)((hidden, memory_cell), xw)
             return hidden, memory_cell, attend(hidden)
 
-        projected = xp.matmul(x, xp.transpose(w[:, :size]))
-        return (projected if b is None else projected + b[: b.shape[0] // 2] + b[b.shape[0] // 2 :]), step
+        return projection(xp, w[:, :size], None if b is None else sum(biases(b))), step
 
     found = xp.zeros((W.shape[0], X.shape[1], M.shape[2] if AW is None else AW.shape[2]), dtype=xp.dtype_of(X))
     weights = (W, R, B, P, QW, MW, V, AW)

@@ -25,9 +25,9 @@ def dynamic_quantize_lstm(
 
 
 def _cell(
-    xp: Any, functions: Sequence[Activation], x: Any, w: Any, r: Any, b: Any, p: Any,
+    xp: Any, functions: Sequence[Activation], w: Any, r: Any, b: Any, p: Any,
     w_scale: Any, w_zero: Any, r_scale: Any, r_zero: Any, *, input_forget: int,
-) -> tuple[Any, Step]:  # fmt: skip
+) -> tuple[Activation, Step]:  # fmt: skip
     """Weights [input, 4 * hidden] lie across those of LSTM. The whole sequence shares one scale."""
     half = 0 if b is None else b.shape[0] // 2
     bias = None if b is None else b[:half] + b[half:]
@@ -37,5 +37,7 @@ def _cell(
         h, h_scale, h_zero = dynamic_quantize_linear(xp, h)
         return scaled(xp, by_r(h, h_zero), h_scale, r_scale)
 
-    inputs = dynamic_quantize_matmul(xp, x, w, w_scale, w_zero, bias)
-    return inputs, lstm_step(functions, recurrent, p, input_forget)
+    def project(x: Any) -> Any:
+        return dynamic_quantize_matmul(xp, x, w, w_scale, w_zero, bias)
+
+    return project, lstm_step(functions, recurrent, p, input_forget)
