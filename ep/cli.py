@@ -23,7 +23,11 @@ CODES = ((BackendUnavailable, UNAVAILABLE), (InvalidInput, USAGE), (EpError, FAI
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; errors are printed as what, why and fix."""
-    options = parser().parse_args(arguments)
+    commands = parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        commands.print_help(sys.stderr)
+        return USAGE
+    options = commands.parse_args(arguments)
     try:
         return options.command(options)
     except EpError as error:
@@ -90,7 +94,7 @@ def _command(commands: Any, name: str, function: Any, text: str) -> argparse.Arg
 
 
 def _add_dim(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument("--dim", action="append", default=[], type=_dim, metavar="NAME=N", help=text)
+    command.add_argument("--dim", action=_Dims, default={}, type=_dim, metavar="NAME=N", help=text)
 
 
 class _Version(argparse.Action):
@@ -99,6 +103,16 @@ class _Version(argparse.Action):
 
         print(f"ep-runtime {ep.__version__}")
         parser.exit()
+
+
+class _Dims(argparse.Action):
+    """Sizes by name; each name once."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, value: Any, option: str | None = None) -> None:
+        name, size = value
+        if name in namespace.dim:
+            parser.error(f"argument {option}: '{name}' is given twice")
+        namespace.dim = namespace.dim | {name: size}
 
 
 def _dim(text: str) -> tuple[str, int]:
@@ -141,7 +155,7 @@ def run_model(options: argparse.Namespace) -> int:
             strict=options.strict,
             options=cli_words.given(options),
             given=options.input,
-            dims=dict(options.dim),
+            dims=options.dim,
             seed=options.seed,
             repeat=options.repeat,
         )
@@ -176,7 +190,7 @@ def inspect_model(options: argparse.Namespace) -> int:
     if options.weights:
         return inspect_weights(options)
     with _notes(options):
-        summary = summarize(options.model, dict(options.dim), options.device or "", cli_words.given(options))
+        summary = summarize(options.model, options.dim, options.device or "", cli_words.given(options))
     if options.json:
         print_json(summary.to_dict())
     else:
@@ -211,7 +225,7 @@ def pack_model(options: argparse.Namespace) -> int:
             weights=options.weights,
             provider=options.provider,
             fold=not options.no_fold,
-            shapes=dict(options.dim),
+            shapes=options.dim,
             shard_bytes=options.shard,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )

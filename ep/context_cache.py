@@ -101,6 +101,8 @@ class Cache:
             facts = self.directory.stat()
         except OSError:
             return  # it does not exist yet
+        if not stat.S_ISDIR(facts.st_mode):
+            raise InvalidInput(f"'{self.directory}' is no directory.", fix="name a directory for the cache.")
         if not _private(facts):
             raise InvalidInput(
                 f"the cache directory '{self.directory}' is not safe.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from ep.errors import InvalidInput, did_you_mean
 from ep.feeds import ValueInfo
+from ep.memory import check_room
 
 RANDOM = "random"
 
@@ -48,6 +50,12 @@ def parse(given: Sequence[str], known: Sequence[str]) -> dict[str, str]:
                 why=f"its inputs are {', '.join(map(repr, known)) or 'none'}.",
                 fix="write --input NAME=FILE.npy, NAME=FILE.npz or NAME=random.",
             )
+        if name in sources or not argument[len(name) + 1 :]:
+            wrong = f"gives {name!r} again" if name in sources else "names no file"
+            raise InvalidInput(
+                f"--input {argument!r} {wrong}.",
+                fix="write --input NAME=FILE.npy, NAME=FILE.npz or NAME=random, once for each input.",
+            )
         sources[name] = argument[len(name) + 1 :]
     return sources
 
@@ -76,7 +84,9 @@ def read(name: str, source: str) -> np.ndarray:
         raise InvalidInput(
             f"{source!r} cannot be read for input {name!r}.",
             why=getattr(error, "strerror", None) or _obstacle(source) or str(error),
-            fix="pass an .npy or .npz file that numpy.save or numpy.savez wrote, without Python objects.",
+            fix="check the path."
+            if isinstance(error, FileNotFoundError)
+            else "pass an .npy or .npz file that numpy.save or numpy.savez wrote, without Python objects.",
         ) from error
 
 
@@ -108,13 +118,16 @@ def random_value(info: ValueInfo, dims: Mapping[str, int], rng: np.random.Genera
             fix=f"pass --input {info.name}=FILE.npy.",
         )
     shape = tuple(d if isinstance(d, int) else dims.get(d or "", 1) for d in info.shape)
+    made = f"a random input '{info.name}' of shape {list(shape)}"
+    fix = "choose smaller sizes with --dim, or pass --input NAME=FILE.npy."
+    check_room(made, 8 * math.prod(shape), fix)  # it is made of doubles
     try:
         array = _random_array(info.dtype, shape, rng)
     except (MemoryError, ValueError) as error:  # NumPy says "too big" in either way
         raise InvalidInput(
             f"no random value can be made for input {info.name!r} of shape {list(shape)}.",
             why=str(error),
-            fix="choose smaller sizes with --dim, or pass --input NAME=FILE.npy.",
+            fix=fix,
         ) from error
     return [array] if info.kind == "sequence" else array
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ep import stored_results, wide_weights
 from ep.context_reader import CONTEXTS, expand
-from ep.errors import InvalidModel
+from ep.errors import InvalidModel, did_you_mean
 from ep.mapping import Content, read_only
 from ep.named_weights import attach
 from ep.proto_graphs import in_order
@@ -100,11 +100,29 @@ def _parse(content: Content, name: str) -> onnx.ModelProto:
     try:
         return onnx.ModelProto.FromString(skeleton(content))
     except DecodeError as error:
+        why, fix = _foreign(content) or (str(error), "check that the file is complete, and that it is an ONNX model.")
         raise InvalidModel(
-            f"{name} is not an ONNX model: protobuf cannot parse its {len(content)} bytes.",
-            why=str(error),
-            fix="check that the file is complete (a Git LFS pointer or a cut download looks like this).",
+            f"{name} is not an ONNX model: protobuf cannot parse its {len(content)} bytes.", why=why, fix=fix
         ) from error
+
+
+_FOREIGN = (  # how files begin that are taken for models
+    (b"version https://git-lfs", "it is a pointer of Git LFS, not the file itself.", "fetch the file: git lfs pull."),
+    (b"PK\x03\x04", "it is a zip archive, such as PyTorch saves.", "export the model to ONNX (torch.onnx.export)."),
+    (b"\x80", "it looks like a pickle, such as PyTorch saves.", "export the model to ONNX (torch.onnx.export)."),
+    (b"GGUF", "it is a GGUF file.", "export the original model to ONNX."),
+    (b"\x89HDF", "it is an HDF5 file, such as Keras saves.", "export the model to ONNX."),
+    (b"<", "it is text, such as the page with which a server answers.", "download the file itself."),
+    (b"{", "it is text, such as JSON.", "name the .onnx file."),
+)
+
+
+def _foreign(content: Content) -> tuple[str, str] | None:
+    """What a file is that is no model, where its first bytes tell, and what to do about it."""
+    if not len(content):
+        return "the file is empty.", "copy or download it again."
+    start = bytes(content[:32])
+    return next(((why, fix) for magic, why, fix in _FOREIGN if start.startswith(magic)), None)
 
 
 def _content(path: Path, copy: bool) -> Content:
@@ -113,16 +131,27 @@ def _content(path: Path, copy: bool) -> Content:
     except (OSError, ValueError) as error:  # a NUL in the path
         raise InvalidModel(
             f"the model file '{path}' cannot be read.",
-            why=str(getattr(error, "strerror", None) or error),
+            why=str(getattr(error, "strerror", None) or error) + _similar(path),
             fix="check the path.",
         ) from error
 
 
+def _similar(path: Path) -> str:
+    """The model of a similar name in the folder of a file that is not there."""
+    try:
+        beside = [] if path.exists() else [other.name for other in path.parent.glob("*.onnx")]
+    except (OSError, ValueError):
+        return ""
+    guess = did_you_mean(path.name, beside)
+    return f".{guess}" if guess else ""
+
+
 def _check_envelope(proto: onnx.ModelProto, name: str) -> None:
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
+        empty = not proto.ByteSize()
         raise InvalidModel(
             f"{name} holds no graph.",
-            why="the file parses as protobuf, but its graph is missing or empty.",
+            why="the file is empty." if empty else "the file parses as protobuf, but its graph is missing or empty.",
             fix="check that the file is complete and that it is an ONNX model.",
         )
     if not proto.opset_import:

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ep.buffer import Bytes, Storage
+from ep.errors import InvalidInput
 
 
 class Memory(Protocol):
@@ -70,6 +71,16 @@ def trim() -> None:
     give = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if give is not None:
         give(0)
+
+
+def check_room(what: str, nbytes: int, fix: str = "choose smaller sizes.") -> None:
+    """Raises `InvalidInput` for what is larger than the host's memory: a system that overcommits would end the process.
+
+    `what` names it, for the message; `fix` is what to do.
+    """
+    available = available_on_host()
+    if available is not None and nbytes > available:
+        raise InvalidInput(f"{what} takes {nbytes:,} bytes.", why=f"{available:,} bytes are available.", fix=fix)
 
 
 def available_on_host() -> int | None:

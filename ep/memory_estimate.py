@@ -105,6 +105,8 @@ def estimate(source: Any, shapes: Shapes | None = None, *, device: str = "auto",
     from ep.devices import resolve
     from ep.loader import load_model
 
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise InvalidInput(f"the shapes are {shapes!r}, not a mapping.", fix="write {'input': (1, 3)} or {'batch': 8}.")
     providers = resolve(device, {})
     backend = providers[0].backend
     model, store, name = load_model(source, weights)

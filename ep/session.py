@@ -159,7 +159,8 @@ class InferenceSession:
         >>> session.warmup([{"input_ids": (1, 128)}, {"input_ids": (8, 128)}])  # doctest: +SKIP
         """
         self._context.library.keeping = True
-        signatures = [shapes] if isinstance(shapes, Mapping) else list(shapes) or [{}]
+        several = isinstance(shapes, Iterable) and not isinstance(shapes, Mapping)
+        signatures: list[Any] = list(shapes) or [{}] if several else [shapes]
         warm_up(self, signatures, progress, self._backend.compiles_in_threads)
 
     def save_context(
@@ -221,7 +222,7 @@ class InferenceSession:
         """Signatures found, compiled, and loaded as stored code; and the seconds that compiling took."""
         return self._context.counters
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
+    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any] | None = None) -> list[Any]:
         """Runs the model and returns fresh, writable NumPy arrays (lists for sequences), in the order asked for.
 
         Raises:
@@ -281,12 +282,20 @@ class InferenceSession:
         )
 
     def _values(self, output_names: Sequence[str] | None) -> Sequence[Any]:
-        if not output_names:
+        if output_names is None:
             return self._graph.outputs
+        if isinstance(output_names, Mapping) or hasattr(output_names, "__array__"):
+            raise InvalidInput(
+                f"the output names are a {type(output_names).__name__}, not a list or None.",
+                why="the feeds are the second argument.",
+                fix="write session.run(None, {'name': array}), or session({'name': array}).",
+            )
         if isinstance(output_names, str):
             raise InvalidInput(
                 f"the output names are the text {output_names!r}, not a list.", fix=f"write [{output_names!r}]."
             )
+        if not output_names:
+            return self._graph.outputs
         unknown = [n for n in output_names if n not in self._names]
         if unknown:
             raise InvalidInput(

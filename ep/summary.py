@@ -116,14 +116,14 @@ def size(count: int) -> str:
 
 def summarize(
     source: Any,
-    shapes: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, int] | None = None,
     device: str = "",
     options: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Reads a model without running it. A damaged file raises `InvalidModel`; other problems are listed.
 
-    `shapes` are those of `ep.estimate`. With a `device`, as `ep.load` names them, memory and placement are those there,
-    under the `options` of `ep.load`.
+    `shapes` are sizes of symbolic dimensions. With a `device`, as `ep.load` names them, memory and placement are those
+    there, under the `options` of `ep.load`.
 
     Raises:
         InvalidInput, BackendUnavailable: there is no such device, here or anywhere.
@@ -132,6 +132,7 @@ def summarize(
     from ep.devices import resolve
     from ep.dtypes import value_dtype
     from ep.feeds import ValueInfo
+    from ep.inputs import check_dims
     from ep.loader import load_model
     from ep.memory_estimate import estimate
     from ep.passes import prepare
@@ -141,6 +142,9 @@ def summarize(
         resolve(device, {})  # it is refused before the model is read
     model, store, name = load_model(source)
     graph = model.graph
+    check_dims(
+        shapes or {}, [ValueInfo.of(v, value_dtype(v)) for v in graph.inputs if v.name not in graph.initializers]
+    )
     nodes = [*graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes())]
     weights = list(_weights(model))
     by_dtype: Counter[str] = Counter()

@@ -24,6 +24,8 @@ def check_target(target: Name, sources: Iterable[Name] = ()) -> Path:
         raise InvalidInput(f"{str(path)!r} is no path.", why="it has a NUL in it.", fix="choose another target.")
     if not path.parent.is_dir():
         raise InvalidInput(f"the folder '{path.parent}' does not exist.", fix="create it, or choose another target.")
+    if not os.access(path.parent, os.W_OK):
+        raise InvalidInput(f"the folder '{path.parent}' cannot be written to.", fix="choose another target.")
     if path.is_dir():
         raise InvalidInput(f"'{path}' is a folder.", fix="name a file in it.")
     source = next((source for source in sources if _same(path, source)), None)

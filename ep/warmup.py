@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,6 +13,7 @@ import numpy as np
 from ep.compiled_group import COMPILE_ALL
 from ep.errors import ExecutionError, InvalidInput, did_you_mean
 from ep.feeds import ValueInfo
+from ep.memory import check_room
 
 Shapes = Mapping[str, Any]  # name of an input → shape or array, or name of a dimension → size
 Progress = Callable[[int, int], None]  # signatures done, signatures in all
@@ -23,6 +25,12 @@ def feeds_for(inputs: Sequence[ValueInfo], given: Shapes) -> dict[str, Any]:
     Raises:
         InvalidInput: a name is unknown, a shape does not fit, or a dimension has no size.
     """
+    if not isinstance(given, Mapping):
+        raise InvalidInput(
+            f"the shapes are {given!r}, not a mapping from inputs or dimensions.",
+            why="the model's inputs are " + "; ".join(map(str, inputs)) + ".",
+            fix="write {'input': (1, 3)} or {'dimension': 1}, or a list of such.",
+        )
     infos = {info.name: info for info in inputs}
     dims = {d for info in inputs for d in info.shape or () if isinstance(d, str)}
     unknown = [name for name in given if name not in infos and name not in dims]
@@ -35,9 +43,18 @@ def feeds_for(inputs: Sequence[ValueInfo], given: Shapes) -> dict[str, Any]:
     sizes = {name: _size(name, given[name]) for name in given if name in dims and name not in infos}
     for name, value in given.items():
         if name in infos:
-            _learn(infos[name], tuple(value.shape if hasattr(value, "shape") else value), sizes)
+            _learn(infos[name], _shape(infos[name], value), sizes)
     needed = [info for info in inputs if info.kind != "optional" or info.name in given]
     return {info.name: _feed(info, given.get(info.name), sizes) for info in needed}
+
+
+def _shape(info: ValueInfo, given: Any) -> tuple[int, ...]:
+    shape = getattr(given, "shape", given)
+    if not isinstance(shape, tuple | list) or not all(isinstance(size, int | np.integer) for size in shape):
+        raise InvalidInput(
+            f"'{info.name}' is given as {given!r}.", why=f"the model declares {info}.", fix="give its shape, a tuple."
+        )
+    return tuple(map(int, shape))
 
 
 def _size(name: str, given: Any) -> int:
@@ -52,11 +69,12 @@ def _learn(info: ValueInfo, shape: tuple[int, ...], sizes: dict[str, int]) -> No
     """The sizes of symbolic dimensions that a given shape implies."""
     if info.shape is None:
         return
-    if len(shape) != len(info.shape):
+    fits = len(shape) == len(info.shape)
+    if not fits or any(isinstance(d, int) and d != size for d, size in zip(info.shape, shape, strict=True)):
         raise InvalidInput(
             f"'{info.name}' is given with shape {list(shape)}.",
             why=f"the model declares {info}.",
-            fix="give a size for each of its dimensions.",
+            fix="give a size for each of its dimensions, that of the model where it has one.",
         )
     for dim, size in zip(info.shape, shape, strict=True):
         if isinstance(dim, str) and sizes.setdefault(dim, size) != size:
@@ -86,6 +104,7 @@ def _feed(info: ValueInfo, given: Any, sizes: Mapping[str, int]) -> Any:
             fix=f"give its shape, such as {{'{info.name}': {tuple(1 if k is None else k for k in known)}}}"
             + (f", or the size: {{'{missing}': 1}}." if missing else "."),
         )
+    check_room(f"input '{info.name}' of shape {known}", math.prod(int(k or 0) for k in known) * info.dtype.itemsize)
     array = np.zeros([int(k or 0) for k in known], info.dtype)
     array = np.full(array.shape, "", object) if info.dtype.kind == "O" else array
     return [array] if info.kind == "sequence" else array

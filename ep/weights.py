@@ -18,6 +18,10 @@ from ep.errors import InvalidModel
 from ep.mapping import Content, address, check_whole, drop_pages, read_only
 from ep.wire import IN_FILE, LARGE
 
+_MISSING = (
+    "keep the model's data files beside the model under the names that it was saved with, or name the file that has "
+    "them: ep.load(…, weights=…)."
+)
 _MOST_ALIGNMENT = 1 << 14  # an alignment that is promised of a borrowed buffer; a page of Apple silicon
 
 
@@ -85,7 +89,8 @@ class WeightStore:
     def add(self, path: Path) -> tuple[str, Content]:
         """Opens a file that the user named; returns the location under which tensors refer to it, and its bytes."""
         location = f"\0{os.path.abspath(path)}"
-        return location, self._open(location, path, str(path), f"the weights file '{path}' cannot be read.").content
+        what = f"the weights file '{path}' cannot be read."
+        return location, self._open(location, path, str(path), what, "check the path.").content
 
     def array(self, tensor: Any) -> np.ndarray:
         """NumPy array of an `onnx_ir` tensor: a view where the bytes allow it, `str` objects for strings.
@@ -215,18 +220,13 @@ class WeightStore:
             )
         return path
 
-    def _open(self, key: str | Path, path: Path, name: str, what: str) -> Source:
+    def _open(self, key: str | Path, path: Path, name: str, what: str, fix: str = _MISSING) -> Source:
         with self._lock:
             if key not in self._sources:
                 try:
                     self._sources[key] = Source.of(name, read_only(path, copy=self._copy))
                 except OSError as error:
-                    raise InvalidModel(
-                        what,
-                        why=str(error.strerror or error),
-                        fix="keep the model's data files beside the model under the names that it was saved with, "
-                        "or name the file that has them: ep.load(…, weights=…).",
-                    ) from error
+                    raise InvalidModel(what, why=str(error.strerror or error), fix=fix) from error
             return self._sources[key]
 
 

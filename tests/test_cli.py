@@ -136,6 +136,12 @@ def test_run_shows_the_plan(ep, model):
         (["--input", "x={dir}/wide.npy"], USAGE, ["'x' has dtype float64", "float32"]),
         (["--dim", "bach=2"], USAGE, ["--dim bach", "Did you mean 'batch'?"]),
         (["--dim", "batch"], USAGE, ["NAME=N"]),
+        (["--dim", "batch=1", "--dim", "batch=2"], USAGE, ["'batch' is given twice"]),
+        (["--dim", "batch=99999999999999"], USAGE, ["a random input 'x'", "bytes are available", "--dim"]),
+        (["--input", "x=random", "--input", "x=random"], USAGE, ["'x=random' gives 'x' again"]),
+        (["--input", "x="], USAGE, ["'x=' names no file"]),
+        (["--input", "x={dir}"], USAGE, ["Is a directory"]),
+        (["--input", "x={dir}/cut.npy"], USAGE, ["cut.npy", "cannot be read"]),
         (["--repeat", "-1"], USAGE, ["--repeat"]),
         (["--device", "jux"], USAGE, ["unknown device", "'jax'"]),
         (["--device", "tpu"], UNAVAILABLE, ["tpu"]),
@@ -153,6 +159,7 @@ def test_run_with_wrong_arguments(ep, model, tmp_path, arguments, code, facts):
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     np.save(tmp_path / "wide.npy", np.zeros((1, 3)))
     (tmp_path / "words.txt").write_text("1 2 3")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "wide.npy").read_bytes()[:-5])
     np.savez(tmp_path / "two.npz", a=np.zeros(1), b=np.zeros(1))
     arguments = [a.replace("{dir}", str(tmp_path)) for a in arguments]
     result, out, err = ep("run", model, *([] if "--device" in arguments else ["--device", "host"]), *arguments)
@@ -270,9 +277,42 @@ def test_inspect_a_model_that_nothing_can_run(ep, tmp_path):
     assert "Frobnicate" in json.loads(ep("inspect", path, "--json")[1])["problems"]
 
 
-def test_inspect_a_file_that_is_no_model(ep):
-    code, _, err = ep("inspect", __file__)
-    assert code == FAILED and "InvalidModel" in err
+@pytest.mark.parametrize("command", [["run"], ["inspect"], ["compile"], ["pack", "{dir}/p.onnx"]], ids=lambda c: c[0])
+@pytest.mark.parametrize(
+    ("content", "facts"),
+    [
+        (None, ["No such file", "Did you mean 'double.onnx'", "Fix: check the path"]),
+        ("folder", ["it is not a file"]),
+        (b"", ["the file is empty"]),
+        (b"hello", ["is not an ONNX model", "5 bytes"]),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ["pointer of Git LFS", "git lfs pull"]),
+        (b"PK\x03\x04\x14\x00", ["zip archive", "torch.onnx.export"]),
+        (b"<!DOCTYPE html><html>", ["page with which a server answers", "download"]),
+        (b'{"a": 1}', ["JSON"]),
+        ("cut", ["is not an ONNX model", "complete"]),
+    ],
+    ids=lambda value: str(value)[:20] if value is None or isinstance(value, str | bytes) else "",
+)
+def test_a_file_that_is_no_model(ep, model, tmp_path, command, content, facts):
+    path = tmp_path / "dubble.onnx"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(Path(model).read_bytes()[:60] if content == "cut" else content)
+    code, out, err = ep(command[0], str(path), *(part.replace("{dir}", str(tmp_path)) for part in command[1:]))
+    assert code == FAILED and out == "" and err.startswith("InvalidModel: ")
+    assert all(fact in err for fact in facts), err
+
+
+def test_inspect_takes_sizes_of_dimensions_alone(ep, model):
+    for name in ("x", "bach"):
+        code, _, err = ep("inspect", model, "--dim", f"{name}=3")
+        assert code == USAGE and f"--dim {name} names no dimension" in err and "'batch'" in err
+
+
+def test_no_command_at_all_gets_the_help(ep):
+    code, _, err = ep()
+    assert code == USAGE and all(command in err for command in ("run", "inspect", "pack", "compile", "doctor"))
 
 
 # ep doctor

@@ -196,6 +196,29 @@ def test_shapes_on_the_command_line():
     assert signatures(given) == [{"a": (1,), "b": (2,)}, {"a": (3,)}, {"a": (4,)}]
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["x:2x5"], ["'x' is given with shape [2, 5]", "x: float32[n, 4]"]),
+        (["x:2"], ["'x' is given with shape [2]"]),
+        (["y:2x4"], ["'y', which is no input"]),
+        (["n:2x3"], ["dimension 'n' is given as (2, 3)"]),
+        (["x:2x4", "z:3x4"], ["dimension 'n' is both 2 and 3"]),
+        (["n:99999999999999"], ["bytes are available", "smaller sizes"]),
+    ],
+)
+def test_shapes_that_the_model_does_not_take(model, capsys, given, words):
+    shapes = [argument for text in given for argument in ("--shape", text)]
+    code, printed = run(capsys, "compile", model, "--device", "jax", *shapes)
+    told = " ".join(printed.err.split())
+    assert code == 2 and all(word in told for word in words), told
+
+
+def test_a_cache_that_is_a_file(model, capsys):
+    code, printed = run(capsys, "cache", "list", "--directory", model)
+    assert code == 2 and "is no directory" in printed.err
+
+
 @pytest.mark.parametrize("text", ["x", "x:1x", "x:ax2", ":1", "x:-1"])
 def test_wrong_shapes_are_refused(text, capsys):
     with pytest.raises(SystemExit) as left:

@@ -487,3 +487,34 @@ def test_what_a_lowering_refuses_names_the_node(device: str) -> None:
     model.graph.node[1].name = "product"
     with pytest.raises(ep.InvalidInput, match=r"^node 'product' \(ai.onnx::Einsum, opset 21\): equation 'ij,jk->ik'"):
         ep.load(model, device).run(None, {"x": np.ones((2, 3), np.float32)})
+
+
+# Mistakes of those who see a session for the first time.
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        (lambda s: s.run({"x": RAMP}), ["session.run(None, {'name': array})"]),
+        (lambda s: s.run(RAMP), ["the output names are a ndarray", "session({'name': array})"]),
+        (lambda s: s.run(None), ["the feeds are a NoneType", "{'x': …}"]),
+        (lambda s: s.run(None, RAMP), ["the feeds are a ndarray", "{'x': …}"]),
+        (lambda s: s.run("y", {"x": RAMP}), ["write ['y']"]),
+        (lambda s: s.run(["z"], {"x": RAMP}), ["has no output 'z'", "'y'"]),
+        (lambda s: s.warmup(3), ["the shapes are 3", "x: float32[n]"]),
+        (lambda s: s.warmup(["n"]), ["the shapes are 'n'"]),
+        (lambda s: s.warmup({"x": 3}), ["'x' is given as 3", "a tuple"]),
+        (lambda s: s.warmup({"x": ("n",)}), ["'x' is given as ('n',)"]),
+        (lambda s: ep.estimate(parse(PLUS_ONE), 3, device="host"), ["the shapes are 3"]),
+    ],
+)
+def test_what_is_passed_in_a_wrong_form_is_told(use, words) -> None:
+    with pytest.raises(ep.InvalidInput) as error:
+        use(ep.load(parse(PLUS_ONE), "host"))
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_no_output_names_mean_all() -> None:
+    session = ep.load(parse(PLUS_ONE), "host")
+    for names in (None, [], ()):
+        np.testing.assert_array_equal(session.run(names, {"x": RAMP})[0], RAMP + 1)

@@ -81,8 +81,12 @@ def test_a_context_model_does_not_replace_what_its_session_reads(folder, acceler
         np.testing.assert_array_equal(ep.load(model, accelerator).run(None, {"x": x})[0], x)
 
 
-def test_targets_that_cannot_be_written(tmp_path):
+def test_targets_that_cannot_be_written(tmp_path, monkeypatch):
     for target, words in ((tmp_path / "no" / "x", "does not exist"), (tmp_path, "is a folder"), ("a\0b", "no path")):
         with pytest.raises(InvalidInput, match=words):
             check_target(target)
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # who runs the tests may write everywhere
+    with pytest.raises(InvalidInput, match="cannot be written to"):
+        check_target(tmp_path / "new")
+    monkeypatch.undo()
     assert check_target(tmp_path / "new", [tmp_path / "absent"]) == tmp_path / "new"
