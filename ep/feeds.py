@@ -61,7 +61,7 @@ class FeedCheck:
         self.count = len(inputs)
         self.indices = FedIndices(graph)
 
-    def check(self, feeds: Mapping[str, Any], backend: Any, private: bool) -> dict[Any, Any]:
+    def check(self, feeds: Any, backend: Any, private: bool) -> dict[Any, Any]:
         """Value → array. With `private`, the arrays are copies that later writes to a feed do not reach."""
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise InvalidInput(

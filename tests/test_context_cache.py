@@ -283,7 +283,7 @@ def test_a_default_directory_that_cannot_serve_is_told(tmp_path, monkeypatch):
 
 def test_a_directory_that_cannot_be_written_is_told_once(tmp_path):
     (tmp_path / "file").write_text("")
-    cache = Cache(tmp_path / "file")
+    cache = Cache(tmp_path / "file" / "below")
     with pytest.warns(ContextNotice, match="cannot be kept in .*Each start compiles again"):
         cache.put(key(1), entry(1))
     with warnings.catch_warnings():
