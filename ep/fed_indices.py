@@ -141,6 +141,14 @@ class FedIndices:
             if array is not None and all(_holds(env.get(v), wanted, backend) for v, wanted in each.conditions):
                 self._check(each, array)
 
+    def highest(self, env: Env, backend: Backend) -> dict[str, int]:
+        """Name of each input that indexes → the greatest index that all its nodes allow for feeds of these shapes."""
+        found: dict[str, int] = {}
+        for each in self._checks(env, backend):
+            for use, (_, high), _ in (*each.uses, *each.others):
+                found[use.source.name] = min(int(np.min(high)), found.get(use.source.name, int(np.min(high))))
+        return found
+
     def _check(self, checks: Checks, array: np.ndarray) -> None:
         fed = array
         if checks.casts:

@@ -104,6 +104,11 @@ class FeedCheck:
         self.indices.check(env, backend)
         return env
 
+    def highest(self, arrays: Mapping[str, Any], backend: Any) -> dict[str, int]:
+        """Name of each input that indexes → the greatest index that feeds of these shapes allow."""
+        env = self.defaults | {self.values[name]: array for name, array in arrays.items()}
+        return self.indices.highest(env, backend)
+
     def entered(self, arrays: Mapping[str, Any], backend: Any) -> dict[Any, Any]:
         """Value → array, of feeds that the caller has checked but for the indices that they hold."""
         env = self.defaults | {self.values[name]: array for name, array in arrays.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput, counted
-from ep.inputs import feeds
+from ep.inputs import RANDOM, feeds
 from ep.plan import Plan
 from ep.session import load
 from ep.targets import check_target
@@ -125,6 +125,10 @@ def try_model(
     session = load(source, device, weights=weights, strict=strict, options=options)
     loaded = time.perf_counter()
     inputs, sources = feeds(session.inputs, given, dims or {}, seed)
+    with session._backend.scope():
+        for name, most in session._feeds.highest(inputs, session._backend).items():
+            if sources.get(name) == RANDOM:  # 0 or 1, which may be one too many
+                inputs[name] = np.minimum(inputs[name], max(most, 0))
     first, outputs = _timed(session, inputs)
     compiled, found = session.counters.misses, session.counters.loaded
     repeats = tuple(_timed(session, inputs)[0] for _ in range(repeat))

@@ -76,6 +76,14 @@ def test_run_reads_files(ep, model, tmp_path):
         np.testing.assert_array_equal(saved["same"], [7, 8])
 
 
+def test_run_makes_random_indices_that_exist(ep, tmp_path):
+    """Of 99 zeros and ones, one would be a one, and the dimension has only one element."""
+    body = "g (float[a, b] x, int64[99] i, int64[9, 2] j) => (float[99, b] y, float[9] z)"
+    path = write(tmp_path / "m.onnx", f"{body} {{ y = Gather(x, i)\n z = GatherND(x, j) }}")
+    assert ep("run", path, "--device", "host")[0] == OK
+    assert ep("run", path, "--device", "host", "--dim", "a=2")[0] == OK
+
+
 def test_run_makes_random_inputs_of_the_sizes_asked_for(ep, model):
     code, out, _ = ep("run", model, "--device", "host", "--dim", "batch=5", "--json")
     result = json.loads(out)
