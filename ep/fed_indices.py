@@ -1,9 +1,10 @@
 """Are the indices that a model is fed within what its nodes index with them? Found at load, checked before each run.
 
-An input is followed through nodes that keep its elements (Cast, Reshape, …) to the nodes that index with it. What they
-index is a weight, another input, or computed: then its shape is traced, once for the shapes of the feeds. Indices that
-the model computes are no feeds: the host checks those that it computes itself, and in a trace those that are constant.
-In a branch (of If) indices are checked where a condition that is fed says that it is taken.
+An input is followed through nodes that keep its elements (Cast, Reshape, …), or pick some of them by constants (Split,
+Slice, …: these run on the host, too, before the run), to the nodes that index with it. What they index is a weight,
+another input, or computed by a few nodes: then its shape is traced, once for the shapes of the feeds. In a branch (of
+If) indices are checked where a condition that is fed says that it is taken. All other indices are computed by the
+model: the host checks those that it computes itself, and in a trace those that are constant.
 """
 
 from __future__ import annotations
@@ -21,45 +22,46 @@ from ep.indices import inside, limits_of, refuse, shapes_of, tightest
 from ep.program import Runner, Step, located
 from ep.registry import Index
 
-MOST_STEPS = 16  # of what computes a shape: where it is more, the indices are not checked
+MOST_STEPS = 8  # of what computes a shape: each takes up to a millisecond of JAX for new shapes of feeds
 MOST_KNOWN = 64  # shapes of feeds whose limits are remembered
 FIX = "feed indices within these limits (token ids: from the tokenizer that belongs to the model)."
 
 Limits = tuple[Any, Any]
+Conditions = tuple[tuple[Any, bool], ...]  # inputs, and what they must be
 Env = Mapping[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A node that indexes with an input of the model, `source`, after the steps of `path`.
+    """A node that indexes with elements of the input `source`, in a place that is reached under `conditions`.
 
-    It runs where inputs have the values in `conditions`.
+    The host looks at `seen`, the input or what the steps of `path` make of it, after some `casts`.
     """
 
     step: Step
     index: Index
     position: int
     source: Any
+    seen: Any
     path: tuple[Step, ...]
-    conditions: tuple[tuple[Any, bool], ...] = ()
+    casts: tuple[np.dtype[Any], ...]
+    conditions: Conditions
 
-    @property
-    def casts(self) -> tuple[np.dtype[Any], ...]:
-        """The dtypes that the indices take on the way."""
-        return tuple(s.output_dtypes[0] for s in self.path if s.output_dtypes[0] != s.input_dtypes[0])  # type: ignore
+
+Limited = tuple[Use, Limits, Mapping[str, tuple[int, ...]]]  # with the shapes that the limits follow from
 
 
 @dataclass(frozen=True, eq=False)
 class Checks:
-    """What one input must fulfil: elements from `low` to `high` after the casts, and what else a use says by itself."""
+    """What a value must fulfil: elements from `low` to `high`, for some uses; others have limits of their own kind."""
 
-    source: Any
+    seen: Any
     casts: tuple[np.dtype[Any], ...]
-    conditions: tuple[tuple[Any, bool], ...]
+    conditions: Conditions
     low: int | None
     high: int | None
-    uses: tuple[tuple[Use, Limits, Mapping[str, Any]], ...]
-    others: tuple[tuple[Use, Limits, Mapping[str, Any]], ...]
+    uses: tuple[Limited, ...]
+    others: tuple[Limited, ...]
 
 
 class FedIndices:
@@ -67,60 +69,91 @@ class FedIndices:
 
     def __init__(self, graph: Any) -> None:
         self.constants, self.dtypes, self.fed = graph.constants, graph.dtypes, frozenset(graph.inputs)
-        self.producers: dict[Any, Step] = {}
-        self.uses = tuple(self._uses(graph.steps, ()))
-        self.computed: dict[Any, tuple[Step, ...]] = {}  # value → the steps that its shape follows from
-        self.dependent = self._dependencies()
+        self._producers: dict[Any, Step] = {}
+        self._order: dict[int, int] = {}  # id() of a step → its place
+        self._computed: dict[Any, tuple[Step, ...]] = {}  # value → the steps that its shape follows from
+        shaping: dict[Any, None] = {}
+        self.uses = tuple(self._uses(graph.steps, (), shaping))
+        self._path = tuple({id(step): step for use in self.uses for step in use.path}.values())
+        self._shaping = tuple(shaping)  # the inputs whose shapes decide limits
         self._known: dict[Any, tuple[Checks, ...]] = {}
 
-    def _uses(self, steps: Sequence[Step], conditions: tuple[tuple[Any, bool], ...]) -> Iterator[Use]:
-        self.producers |= {v: step for step in steps for v in step.outputs if v is not None}
+    # At load.
+
+    def _uses(self, steps: Sequence[Step], conditions: Conditions, shaping: dict[Any, None]) -> Iterator[Use]:
+        for step in steps:
+            self._order[id(step)] = len(self._order)
+            self._producers.update((v, step) for v in step.outputs if v is not None)
         for step in steps:
             for position, index in step.lowering.indices:
-                source, path = self._origin(step.inputs[position] if position < len(step.inputs) else None)
-                if source in self.fed and all(s.output_dtypes[0] is not None for s in path):
-                    yield Use(step, index, position, source, path, conditions)
+                value = step.inputs[position] if position < len(step.inputs) else None
+                use = None if value is None else self._use(step, index, position, value, conditions)
+                sources = None if use is None else self._shape_sources(use)
+                if use is not None and sources is not None:
+                    shaping.update(dict.fromkeys(sources))
+                    yield use
             for name, taken in step.lowering.branches.items():
                 source, _ = self._origin(step.inputs[0])
                 if source in self.fed and (body := step.bodies.get(name)) is not None:
                     self.constants = {**self.constants, **body.constants}
-                    yield from self._uses(body.steps, (*conditions, (source, taken)))
+                    yield from self._uses(body.steps, (*conditions, (source, taken)), shaping)
 
-    def _origin(self, value: Any) -> tuple[Any, tuple[Step, ...]]:
-        """What a value is but for its shape and dtype, and the steps that change these."""
+    def _use(self, step: Step, index: Index, position: int, value: Any, conditions: Conditions) -> Use | None:
+        source, path = self._origin(value, or_part=True)
+        kinds = [(s.input_dtypes[0], s.output_dtypes[0]) for s in path]
+        if source not in self.fed or any(None in pair for pair in kinds):
+            return None
+        # Tuples lie along the last axis, which a cast leaves alone; else it is enough to know which elements are left.
+        moved = [s.lowering.picks or (index.tuples and a == b) for s, (a, b) in zip(path, kinds, strict=True)]
+        end = len(path) if index.tuples and any(moved) else max((i + 1 for i, m in enumerate(moved) if m), default=0)
+        seen = source if not end else path[end].inputs[0] if end < len(path) else value
+        casts = tuple(b for a, b in kinds[end:] if a != b and b is not None)
+        return Use(step, index, position, source, seen, path[:end], casts, conditions)
+
+    def _origin(self, value: Any, or_part: bool = False) -> tuple[Any, tuple[Step, ...]]:
+        """What a value is, or a part of what, but for its shape and dtype; and the steps that make it of that."""
         path: list[Step] = []
-        while (maker := self.producers.get(value)) is not None and maker.lowering.keeps:
+        while (maker := self._producers.get(value)) is not None:
+            constant = all(v in self.constants for v in maker.inputs[1:] if v is not None)
+            if not maker.lowering.keeps and not (or_part and maker.lowering.picks and constant):
+                break
             path.insert(0, maker)
             value = maker.inputs[0]
         return value, tuple(path)
 
-    def _dependencies(self) -> tuple[Any, ...]:
-        """The inputs whose shapes decide limits."""
-        found: dict[Any, None] = {}
-        for use in self.uses:
-            others = {n: v for n, v in zip(use.step.lowering.inputs, use.step.inputs, strict=False) if v is not None}
-            shapes = shapes_of(use.step, lambda v: self.constants[v].shape if v in self.constants else None)
-            if limits_of(use.step, use.index, shapes) is not None:
-                continue
-            for value in others.values():
-                found.update(dict.fromkeys(self._sources(value)))
-        return tuple(found)
+    def _shape_sources(self, use: Use) -> list[Any] | None:
+        """The inputs from whose shapes the limits follow; None where these cannot be known."""
+        names = dict(zip(use.step.lowering.inputs, use.step.inputs, strict=False))
+        found: list[Any] = []
+        for name in (use.index.of, *use.index.also):
+            value = names.get(name)
+            if value == use.seen or value == use.step.inputs[use.position]:
+                found.append(use.source)
+            elif value is not None and value not in self.constants:
+                sources = self._slice(value)
+                if sources is None:
+                    return None
+                found += sources
+        return found
 
-    def _sources(self, value: Any) -> list[Any]:
-        """The inputs that a value is computed from; its steps are noted in `computed` unless they are too many."""
-        wanted, sources, todo = {}, [], [value]
+    def _slice(self, value: Any) -> list[Any] | None:
+        """The inputs that a value is computed from by a few steps, which are noted in `_computed`; else None."""
+        wanted: dict[int, Step] = {}
+        sources, todo = [], [value]
         while todo:
-            value_ = todo.pop()
-            if value_ in self.fed:
-                sources.append(value_)
-            elif (step := self.producers.get(value_)) is not None and id(step) not in wanted:
+            one = todo.pop()
+            if one in self.fed:
+                sources.append(one)
+            elif (step := self._producers.get(one)) is not None and id(step) not in wanted:
                 wanted[id(step)] = step
                 todo += step.reads()
                 if len(wanted) > MOST_STEPS or step.bodies or step.lowering.random:
-                    return []
+                    return None
         if wanted:
-            self.computed[value] = tuple(s for s in self.producers.values() if id(s) in wanted)
+            self._computed[value] = tuple(sorted(wanted.values(), key=lambda step: self._order[id(step)]))
         return sources
+
+    # Before a run.
 
     def check(self, env: Env, backend: Backend) -> None:
         """Check feeds: arrays of NumPy, and of the device where the host sees them at once; others are not looked at.
@@ -130,77 +163,67 @@ class FedIndices:
         """
         if not self.uses:
             return
-        key = tuple([getattr(env.get(v), "shape", None) for v in self.dependent])
+        made = self._made(env, backend) if self._path else env
+        key = tuple([getattr(env.get(v), "shape", None) for v in self._shaping])
         checks = self._known.get(key)
         if checks is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            checks = self._known[key] = tuple(self._checks(env, backend))
+            checks = self._known[key] = tuple(self._checks(made, backend))
         for each in checks:
-            array = _seen(env.get(each.source), backend)
+            array = _at_hand(made.get(each.seen), backend)
             if array is not None and all(_holds(env.get(v), wanted, backend) for v, wanted in each.conditions):
-                self._check(each, array)
+                _check(each, array)
 
     def highest(self, env: Env, backend: Backend) -> dict[str, int]:
         """Name of each input that indexes → the greatest index that all its nodes allow for feeds of these shapes."""
         found: dict[str, int] = {}
-        for each in self._checks(env, backend):
+        for each in self._checks(self._made(env, backend), backend):
             for use, (_, high), _ in (*each.uses, *each.others):
                 found[use.source.name] = min(int(np.min(high)), found.get(use.source.name, int(np.min(high))))
         return found
 
-    def _check(self, checks: Checks, array: np.ndarray) -> None:
-        fed = array
-        if checks.casts:
-            with np.errstate(all="ignore"):
-                for dtype in checks.casts:
-                    array = array.astype(dtype)
-        if array.dtype.kind not in "iu":
-            return
-        if checks.low is not None and not inside(array, checks.low, checks.high):  # type: ignore[arg-type]
-            for use, limits, shapes in checks.uses:
-                _refuse(use, array, limits, shapes)
-        for use, limits, shapes in checks.others:
-            at_node = array if len(use.path) == len(checks.casts) else self._along(use, fed)
-            if at_node is not None:
-                _refuse(use, at_node, limits, shapes)
-
-    def _along(self, use: Use, array: np.ndarray) -> np.ndarray | None:
-        """The indices as the node gets them, where constants say what happens on the way."""
+    def _made(self, env: Env, backend: Backend) -> Env:
+        """The feeds, and what paths make of them where the host sees a feed and constants say all else."""
         import ep.host_namespace as host
 
-        local = {v: self.constants[v] for s in use.path for v in s.reads() if v in self.constants}
-        local[use.source] = array
-        try:
-            Runner(host, host).evaluate(use.path, local)
-        except (EpError, KeyError):  # a shape that is not constant; what fails is told by the node
-            return None
-        return local[use.step.inputs[use.position]]
+        runner, made = Runner(host, host), dict(env)
+        for step in self._path:
+            local = {v: self.constants[v] if v in self.constants else made.get(v) for v in step.reads()}
+            local = {v: _at_hand(array, backend) for v, array in local.items()}
+            if all(array is not None for array in local.values()):
+                try:
+                    runner.evaluate([step], local)
+                except EpError:  # the node itself will tell
+                    continue
+                made.update((v, local[v]) for v in step.outputs if v is not None)
+        return made
 
     def _checks(self, env: Env, backend: Backend) -> Iterator[Checks]:
         """What is to be checked for feeds of these shapes."""
-        shapes = self._computed_shapes(env, backend)
-        grouped: dict[Any, list[tuple[Use, Limits, Mapping[str, Any]]]] = {}
+        computed = self._computed_shapes(env, backend)
+        grouped: dict[Any, list[Limited]] = {}
         for use in self.uses:
-            known = shapes_of(use.step, lambda v: self._shape(v, env, shapes))
-            limits = limits_of(use.step, use.index, known)
+            shapes = shapes_of(use.step, lambda v: self._shape(v, env, computed))
+            limits = limits_of(use.step, use.index, shapes)
             if limits is not None:
-                grouped.setdefault((use.source, use.casts, use.conditions), []).append((use, limits, known))
-        for (source, casts, conditions), uses in grouped.items():
+                grouped.setdefault((use.seen, use.casts, use.conditions), []).append((use, limits, shapes))
+        for (seen, casts, conditions), uses in grouped.items():
             plain = tuple(u for u in uses if not u[0].index.tuples and not u[0].index.spared)
             low, high = tightest(limits for _, limits, _ in plain) if plain else (None, None)
-            yield Checks(source, casts, conditions, low, high, plain, tuple(u for u in uses if u not in plain))
+            yield Checks(seen, casts, conditions, low, high, plain, tuple(u for u in uses if u not in plain))
 
     def _shape(self, value: Any, env: Env, computed: Mapping[Any, Any]) -> tuple[int, ...] | None:
-        known = self.constants.get(value)
-        known = env.get(value) if known is None else known
-        return getattr(computed.get(value) if known is None else known, "shape", None)
+        for known in (self.constants, env, computed):
+            if value in known:
+                return getattr(known[value], "shape", None)
+        return None
 
     def _computed_shapes(self, env: Env, backend: Backend) -> dict[Any, Any]:
         """Value → what an abstract run knows of it, for what is neither fed nor constant."""
         found: dict[Any, Any] = {}
-        for value, steps in self.computed.items():
-            local = {v: self._abstract(v, env) for step in steps for v in step.reads() if v not in self.producers}
+        for value, steps in self._computed.items():
+            local = {v: self._abstract(v, env) for step in steps for v in step.reads() if v not in self._producers}
             abstract_run(steps, local, backend, {})
             found[value] = local.get(value)
         return found
@@ -213,8 +236,30 @@ class FedIndices:
         return None if shape is None or dtype is None else Abstract(tuple(shape), dtype)
 
 
-def _seen(value: Any, backend: Backend) -> np.ndarray | None:
-    """The contents of a feed, where the host sees them at once."""
+def _check(checks: Checks, array: np.ndarray) -> None:
+    if checks.casts:
+        with np.errstate(all="ignore"):
+            for dtype in checks.casts:
+                array = array.astype(dtype)
+    if array.dtype.kind not in "iu":
+        return
+    if checks.low is None or checks.high is None or inside(array, checks.low, checks.high):
+        suspects = checks.others
+    else:
+        suspects = (*checks.uses, *checks.others)
+    for use, limits, shapes in suspects:
+        name = f"input '{use.source.name}'"
+        if use.path:
+            name = f"'{use.step.lowering.inputs[use.position]}', which comes from {name},"
+        try:
+            refuse(array, use.step, use.index, limits, shapes, name, FIX)
+        except EpError as error:
+            error.at = located(use.step)
+            raise
+
+
+def _at_hand(value: Any, backend: Backend) -> np.ndarray | None:
+    """The contents of a value, where the host sees them at once."""
     if type(value) is np.ndarray:
         return value
     return None if value is None or isinstance(value, list | dict) else backend.peek(value)
@@ -222,13 +267,5 @@ def _seen(value: Any, backend: Backend) -> np.ndarray | None:
 
 def _holds(value: Any, wanted: bool, backend: Backend) -> bool:
     """Whether a condition is known to have a value."""
-    array = _seen(value, backend)
+    array = _at_hand(value, backend)
     return array is not None and array.size == 1 and bool(array.item()) is wanted
-
-
-def _refuse(use: Use, array: np.ndarray, limits: Limits, shapes: Mapping[str, Any]) -> None:
-    try:
-        refuse(array, use.step, use.index, limits, shapes, f"input '{use.source.name}'", FIX)
-    except EpError as error:
-        error.at = located(use.step)
-        raise

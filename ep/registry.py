@@ -43,14 +43,15 @@ Shapes = Mapping[str, tuple[int, ...]]  # of a node's inputs, by their names in 
 class Index:
     """Annotates an input of indices into the input `of`: those beyond their limits are refused, never clamped.
 
-    `limits` gives the least and the greatest index, from shapes and attributes: two numbers, or where indices are
-    `tuples` along the last axis, two for each of their components. A `LookupError` says that there is no limit, or that
-    a shape would have to be known. What equals the attribute `spared` may lie anywhere. What NumPy `checks` by itself
-    is looked at on the host only once a node has failed.
+    `limits` gives the least and the greatest index, from attributes and from the shapes of `of` and of the inputs that
+    `also` names: two numbers, or where indices are `tuples` along the last axis, two for each of their components. A
+    `LookupError` says that there is no limit, or that a shape would have to be known. What equals the attribute
+    `spared` may lie anywhere. What NumPy `checks` by itself is looked at on the host only once a node has failed.
     """
 
     of: str
     limits: Callable[[Shapes, Mapping[str, Any]], tuple[Any, Any]]
+    also: tuple[str, ...] = ()
     tuples: bool = False
     spared: str = ""
     checks: bool = False
@@ -103,7 +104,7 @@ class Lowering:
     attribute that names the element type of the computation, where that may differ from all inputs, or a function
     from the attributes and the inputs' dtypes to it. An `alias`
     returns its first input, whatever it is, so that no step is needed. What `keeps` elements returns those of its first
-    input, all of them and no others, in another shape, order or dtype.
+    input, all of them and no others, in another shape, order or dtype; what `picks` returns some of them.
     """
 
     key: OpKey
@@ -114,6 +115,7 @@ class Lowering:
     inside: str | Callable[[dict[str, Any], Sequence[Any]], Any] = ""
     alias: bool = False
     keeps: bool = False
+    picks: bool = False
     inputs: tuple[str, ...] = field(init=False)
     required_inputs: int = field(init=False)
     variadic: bool = field(init=False)
@@ -175,13 +177,14 @@ class OpRegistry:
         inside: str | Callable[[dict[str, Any], Sequence[Any]], Any] = "",
         alias: bool = False,
         keeps: bool = False,
+        picks: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that registers a lowering and returns the function unchanged."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
             _store_defaults(fn)
             key = OpKey(normal_domain(domain), op_type, since)
-            self.add(Lowering(key, fn, host_only, random, out, inside, alias, keeps))
+            self.add(Lowering(key, fn, host_only, random, out, inside, alias, keeps, picks))
             return fn
 
         return register

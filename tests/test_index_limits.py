@@ -61,6 +61,22 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], np.ndarray, tuple[int, ...]]]
         "[look] y = Gather(x, m) }",
         {"x": X}, ints(0, 0), (2, 3, -3, -4),
     ),
+    "a row of edges": (
+        "(float[a, b] x, int64[2, n] i) => (float[n, b] y) <int64 one = {1}>"
+        "{ j = Gather(i, one)\n [look] y = Gather(x, j) }",
+        {"x": X}, ints([8, 9], [0, 0]), (2, 3, -3, -4),
+    ),
+    "a part": (
+        "(float[a, b] x, int64[2, n] i) => (float[n, b] y) <int64[1] zero = {0}>"
+        "{ p, q = Split <axis = 0, num_outputs: int = 2> (i)\n r = Squeeze(q, zero)\n s = Cast <to: int = 6> (r)\n"
+        "[look] y = Gather(x, s) }",
+        {"x": X}, ints([8, 9], [0, 0]), (2, 3, -3, -4),
+    ),
+    "tuples of a slice": (
+        "(float[a, b] x, int64[2, n, k] i) => (float[1, n] y) <int64[1] one = {1}, int64[1] two = {2}>"
+        "{ j = Slice(i, one, two)\n [look] y = GatherND(x, j) }",
+        {"x": X}, ints([[8, 9]], [[2, 0]]), (1, 2, -2, -3),
+    ),
     "GatherElements": (
         "(float[a, b] x, int64[n, b] i) => (float[n, b] y) { [look] y = GatherElements(x, i) }",
         {"x": X}, ints([0, 0]), (2, 3, -3, -4),

@@ -14,7 +14,7 @@ from ep.registry import Host, op
 # Gather
 
 
-@op("Gather", since=1)
+@op("Gather", since=1, picks=True)
 def gather(xp, data, indices: along("data"), *, axis=0):
     return xp.take(data, indices, axis=axis_of(axis, data.ndim))
 

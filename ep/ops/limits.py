@@ -32,7 +32,7 @@ def coordinates(of: str, indices: str, first: str = "") -> Index:
             raise LookupError("the node itself says that there are not so many axes")
         return [-size for size in sizes], [size - 1 for size in sizes]
 
-    return Index(of, limits, tuples=True, checks=True)
+    return Index(of, limits, (indices,), tuples=True, checks=True)
 
 
 def classes(of: str, axis: int, spared: str) -> Index:
@@ -58,7 +58,7 @@ def starts(of: str, update: str) -> Index:
         axis = axis_of(attributes["axis"], len(shapes[of]))
         return 0, shapes[of][axis] - shapes[update][axis]
 
-    return Index(of, limits)
+    return Index(of, limits, (update,))
 
 
 def positions(of: str, tokens: str, position_ids: str) -> Index:
@@ -68,4 +68,4 @@ def positions(of: str, tokens: str, position_ids: str) -> Index:
         shape, rows = shapes[tokens], shapes[of][0]
         return 0, rows - (shape[2 if len(shape) == 4 else 1] if shapes[position_ids] == (1,) else 1)
 
-    return Index(of, limits)
+    return Index(of, limits, (tokens, position_ids))

@@ -27,7 +27,7 @@ def concat_1(xp, *inputs, axis=None):
     return concat(xp, *inputs, axis=1 if axis is None else axis)
 
 
-@op("Split", since=18)
+@op("Split", since=18, picks=True)
 def split(xp, x, split: Host = None, *, axis=0, num_outputs=None, outputs: Outputs):
     axis = axis_of(axis, x.ndim)
     if num_outputs not in (None, outputs):
@@ -35,7 +35,7 @@ def split(xp, x, split: Host = None, *, axis=0, num_outputs=None, outputs: Outpu
     return cut(xp, x, axis, even_sizes(x.shape[axis], outputs) if split is None else ints(split))
 
 
-@op("Split", since=13)
+@op("Split", since=13, picks=True)
 def split_13(xp, x, split: Host = None, *, axis=0, outputs: Outputs):
     axis = axis_of(axis, x.ndim)
     if split is None and x.shape[axis] % outputs:
@@ -46,12 +46,12 @@ def split_13(xp, x, split: Host = None, *, axis=0, outputs: Outputs):
     return cut(xp, x, axis, even_sizes(x.shape[axis], outputs) if split is None else ints(split))
 
 
-@op("Split", since=2)
+@op("Split", since=2, picks=True)
 def split_2(xp, x, *, split=None, axis=0, outputs: Outputs):
     return split_13(xp, x, split, axis=axis, outputs=outputs)
 
 
-@op("Split", since=1)
+@op("Split", since=1, picks=True)
 def split_1(xp, x, sizes: Host = None, *, split=None, axis=None, outputs: Outputs):
     return split_13(xp, x, split if sizes is None else sizes, axis=axis or 0, outputs=outputs)
 
@@ -82,7 +82,7 @@ def cut(xp, x, axis: int, sizes: tuple[int, ...]) -> tuple[Any, ...]:
 # Slice
 
 
-@op("Slice", since=10)
+@op("Slice", since=10, picks=True)
 def slice_(xp, data, starts: Host, ends: Host, axes: Host = None, steps: Host = None):
     starts, ends = ints(starts), ints(ends)
     axes = range(len(starts)) if axes is None else ints(axes)
@@ -94,7 +94,7 @@ def slice_(xp, data, starts: Host, ends: Host, axes: Host = None, steps: Host = 
     return data[tuple(index)] if index else data
 
 
-@op("Slice", since=1)
+@op("Slice", since=1, picks=True)
 def slice_1(xp, data, *, starts, ends, axes=None):
     return slice_(xp, data, starts, ends, axes)
 
