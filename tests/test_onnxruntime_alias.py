@@ -129,7 +129,7 @@ def test_a_device_is_chosen_outside_the_program():
     show = "print([session._sess._session.providers[0]])"
     for device in ("host", "jax", "mlx"):
         pytest.importorskip({"host": "numpy"}.get(device, device))
-        expected = ["cpu" if device == "host" else device]
+        expected = [device]
         assert answer("-m", "ep.onnxruntime", "--device", device, "-c", f"{RUN}\n{show}") == expected
 
 

@@ -97,6 +97,54 @@ def test_compiled_models_load(ort, tmp_path):
         ort.ModelCompiler(ort.SessionOptions(), 3)
 
 
+def test_a_compiler_that_cannot_write(ort, native, tmp_path):
+    model, flags = tmp_path / "m.onnx", ort.OrtCompileApiFlags
+    model.write_bytes(content(DOUBLE))
+
+    def compiler(source=model, **keywords):
+        return ort.ModelCompiler(ort.SessionOptions(), source, **keywords)
+
+    absent = compiler(tmp_path / "absent.onnx")  # told when it compiles
+    with pytest.raises(native.InvalidArgument, match="Input model path does not exist"):
+        absent.compile_to_file(str(tmp_path / "c.onnx"))
+    with pytest.raises(native.InvalidArgument, match=r"open file .* failed: No such file or directory"):
+        compiler().compile_to_file(str(tmp_path / "no" / "c.onnx"))
+    with pytest.raises(native.Fail, match="exists already"):
+        compiler(flags=flags.ERROR_IF_OUTPUT_FILE_EXISTS).compile_to_file(str(model))
+    with pytest.raises(native.Fail, match="Unable to compile any nodes"):  # the CPU compiles none
+        compiler(flags=flags.ERROR_IF_NO_NODES_COMPILED).compile_to_file(str(tmp_path / "c.onnx"))
+    with pytest.raises(native.InvalidArgument, match="output_dir is not a valid directory"):
+        compiler().set_ep_context_binary_information("no", "m")
+    with pytest.raises(TypeError, match=r"set_ep_context_data_write_func\(\): incompatible"):
+        compiler().set_ep_context_data_write_func(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_model_that_is_compiled_or_optimized_onto_itself(ort, tmp_path):
+    """Whoever runs the old one still can."""
+    model = tmp_path / "m.onnx"
+    model.write_bytes(content(DOUBLE))
+    session = ort.InferenceSession(model, providers=CPU)
+    ort.ModelCompiler(ort.SessionOptions(), model).compile_to_file(str(model))
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(model)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    for each in (session, ort.InferenceSession(model, options, providers=CPU), ort.InferenceSession(model)):
+        np.testing.assert_equal(each.run(None, {"x": X}), [X + X])
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_compiler_moves_weights_to_a_file(ort, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "g (float[2] x) => (float[2] y) <float[2] w = {3, 4}> { y = Mul(x, w) }"
+    (tmp_path / "m.onnx").write_bytes(content(text))
+    keywords = {"external_initializers_file_path": "w.bin", "external_initializers_size_threshold": 1}
+    ort.ModelCompiler(ort.SessionOptions(), "m.onnx", **keywords).compile_to_file("c.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.onnx", "m.onnx", "w.bin"]
+    x = np.array([1, 2], np.float32)
+    np.testing.assert_equal(ort.InferenceSession("c.onnx", providers=CPU).run(None, {"x": x}), [[3, 8]])
+
+
 def test_example_models(ort):
     datasets = importlib.import_module(f"{ort.__name__}.datasets")
     session = ort.InferenceSession(datasets.get_example("mul_1.onnx"), providers=CPU)

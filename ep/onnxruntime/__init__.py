@@ -10,7 +10,7 @@ from ep.onnxruntime import capi
 from ep.onnxruntime.adapters import AdapterFormat, LoraAdapter
 from ep.onnxruntime.assignment import OrtEpAssignedNode, OrtEpAssignedSubgraph
 from ep.onnxruntime.capi import onnxruntime_validation
-from ep.onnxruntime.compiler import ModelCompiler
+from ep.onnxruntime.compiler import ModelCompiler, OrtEpContextData
 from ep.onnxruntime.devices import (
     OrtArenaCfg,
     OrtDevice,
@@ -65,7 +65,6 @@ from ep.onnxruntime.packages import (
     ModelPackageComponentContext,
     ModelPackageContext,
     ModelPackageOptions,
-    OrtEpContextData,
     OrtEpContextDataBuffer,
     OrtExternalInitializerInfo,
 )

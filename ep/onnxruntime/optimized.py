@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from ep.onnxruntime import enums
@@ -13,17 +17,47 @@ _EXTERNAL = "session.optimized_model_external_initializers"
 
 def write(source: Any, options: SessionOptions) -> None:
     """Writes the model, with its weights inside, or beside it where the options name a file (or it exceeds 2 GiB)."""
-    import onnx
-
     path = options.optimized_model_filepath
     model = simplified(source, options.graph_optimization_level)
     name = options._entries.get(f"{_EXTERNAL}_file_name")
     least = int(options._entries.get(f"{_EXTERNAL}_min_size_in_bytes", "1024"))
     large = bool(name) or model.ByteSize() >= 2**31 - 1
     try:
-        onnx.save(model, path, save_as_external_data=large, location=name, size_threshold=least)
+        save(model, Path(path), name or f"{Path(path).name}.data" if large else None, least)
     except OSError as cause:
         raise InvalidArgument(f"SystemError : {cause.errno} ({path}: {cause.strerror})") from cause
+
+
+def save(model: Any, path: Path, location: str | None, threshold: int) -> None:
+    """Writes a model, with weights from `threshold` bytes on in the file `location` beside it if that is given.
+
+    Files take the place of old ones when they are complete: a session may still read those, the model's own included.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    import onnx
+
+    with tempfile.TemporaryDirectory(prefix=".ep-save-", dir=path.parent) as folder:
+        whole = Path(os.path.abspath(folder)) / "model" / path.name
+        whole.parent.mkdir()
+        if location is None:
+            onnx.save(model, whole)
+        else:
+            data = Path(os.path.abspath(whole.parent / location))
+            if not data.is_relative_to(whole.parent):  # where the model could not read it, either
+                raise OSError(errno.EINVAL, f"'{location}' lies outside of the model's folder")
+            data.parent.mkdir(parents=True, exist_ok=True)
+            for tensor in model.graph.initializer:
+                if not tensor.HasField("raw_data") and tensor.data_type != onnx.TensorProto.STRING:
+                    array = onnx.numpy_helper.to_array(tensor)  # onnx moves raw data only
+                    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+            onnx.save(model, whole, save_as_external_data=True, location=location, size_threshold=threshold)
+            if data.exists():  # some weight is that large
+                target = path.parent / data.relative_to(whole.parent)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(data, target)
+        os.replace(whole, path)
 
 
 def simplified(source: Any, level: Any) -> Any:

@@ -41,7 +41,6 @@ ModelPackageComponentContext: Any = _unsupported(
     *("create_session", "get_selected_variant_folder_path", "get_selected_variant_name"),
 )
 ModelPackageOptions: Any = _unsupported("ModelPackageOptions")
-OrtEpContextData: Any = _unsupported("OrtEpContextData", "read", "size")
 OrtEpContextDataBuffer: Any = _unsupported(
     "OrtEpContextDataBuffer", "allocate", "is_allocated", "max_size", "size", "write"
 )

@@ -2,7 +2,7 @@
 
 from ep.onnxruntime.adapters import AdapterFormat, LoraAdapter
 from ep.onnxruntime.assignment import OrtEpAssignedNode, OrtEpAssignedSubgraph
-from ep.onnxruntime.compiler import ModelCompiler
+from ep.onnxruntime.compiler import ModelCompiler, OrtEpContextData
 from ep.onnxruntime.core import CInferenceSession as InferenceSession
 from ep.onnxruntime.devices import (
     COrtDevice as OrtDevice,
@@ -77,7 +77,6 @@ from ep.onnxruntime.packages import (
     ModelPackageComponentContext,
     ModelPackageContext,
     ModelPackageOptions,
-    OrtEpContextData,
     OrtEpContextDataBuffer,
     OrtExternalInitializerInfo,
 )
