@@ -9,8 +9,9 @@ model: the host checks those that it computes itself, and in a trace those that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ep.abstract_run import Abstract, abstract_run
 from ep.backend import Backend
 from ep.errors import EpError
 from ep.indices import inside, limits_of, refuse, shapes_of, tightest
-from ep.program import Runner, Step, located
+from ep.program import Runner, Step, Untraceable, located
 from ep.registry import Index
 
 MOST_STEPS = 8  # of what computes a shape: each takes up to a millisecond of JAX for new shapes of feeds
@@ -29,6 +30,7 @@ FIX = "feed indices within these limits (token ids: from the tokenizer that belo
 Limits = tuple[Any, Any]
 Conditions = tuple[tuple[Any, bool], ...]  # inputs, and what they must be
 Env = Mapping[Any, Any]
+Look = Callable[[Any], np.ndarray | None]  # at an array of the device
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,15 +157,16 @@ class FedIndices:
 
     # Before a run.
 
-    def check(self, env: Env, backend: Backend) -> None:
-        """Check feeds: arrays of NumPy, and of the device where the host sees them at once; others are not looked at.
+    def check(self, env: Env, backend: Backend, waits: bool = False) -> None:
+        """Check feeds: arrays of NumPy, and of the device where the host sees them at once, or where it `waits`.
 
         Raises:
             IndexOutOfRange: an index is beyond what a node indexes with it.
         """
         if not self.uses:
             return
-        made = self._made(env, backend) if self._path else env
+        look = partial(_waited_for, backend) if waits else backend.peek
+        made = self._made(env, look) if self._path else env
         key = tuple([getattr(env.get(v), "shape", None) for v in self._shaping])
         checks = self._known.get(key)
         if checks is None:
@@ -171,26 +174,26 @@ class FedIndices:
                 self._known.clear()
             checks = self._known[key] = tuple(self._checks(made, backend))
         for each in checks:
-            array = _at_hand(made.get(each.seen), backend)
-            if array is not None and all(_holds(env.get(v), wanted, backend) for v, wanted in each.conditions):
+            array = _at_hand(made.get(each.seen), look)
+            if array is not None and all(_holds(env.get(v), wanted, look) for v, wanted in each.conditions):
                 _check(each, array)
 
     def highest(self, env: Env, backend: Backend) -> dict[str, int]:
         """Name of each input that indexes → the greatest index that all its nodes allow for feeds of these shapes."""
         found: dict[str, int] = {}
-        for each in self._checks(self._made(env, backend), backend):
+        for each in self._checks(self._made(env, backend.peek), backend):
             for use, (_, high), _ in (*each.uses, *each.others):
                 found[use.source.name] = min(int(np.min(high)), found.get(use.source.name, int(np.min(high))))
         return found
 
-    def _made(self, env: Env, backend: Backend) -> Env:
+    def _made(self, env: Env, look: Look) -> Env:
         """The feeds, and what paths make of them where the host sees a feed and constants say all else."""
         import ep.host_namespace as host
 
         runner, made = Runner(host, host), dict(env)
         for step in self._path:
             local = {v: self.constants[v] if v in self.constants else made.get(v) for v in step.reads()}
-            local = {v: _at_hand(array, backend) for v, array in local.items()}
+            local = {v: _at_hand(array, look) for v, array in local.items()}
             if all(array is not None for array in local.values()):
                 try:
                     runner.evaluate([step], local)
@@ -258,14 +261,22 @@ def _check(checks: Checks, array: np.ndarray) -> None:
             raise
 
 
-def _at_hand(value: Any, backend: Backend) -> np.ndarray | None:
-    """The contents of a value, where the host sees them at once."""
+def _waited_for(backend: Backend, value: Any) -> np.ndarray | None:
+    """The contents of an array of the device, unless it is traced."""
+    try:
+        return backend.to_numpy(value)
+    except Untraceable:
+        return None
+
+
+def _at_hand(value: Any, look: Look) -> np.ndarray | None:
+    """The contents of a value, where the host has them or may look at them."""
     if type(value) is np.ndarray:
         return value
-    return None if value is None or isinstance(value, list | dict) else backend.peek(value)
+    return None if value is None or isinstance(value, list | dict) else look(value)
 
 
-def _holds(value: Any, wanted: bool, backend: Backend) -> bool:
+def _holds(value: Any, wanted: bool, look: Look) -> bool:
     """Whether a condition is known to have a value."""
-    array = _at_hand(value, backend)
+    array = _at_hand(value, look)
     return array is not None and array.size == 1 and bool(array.item()) is wanted

@@ -62,7 +62,10 @@ class FeedCheck:
         self.indices = FedIndices(graph)
 
     def check(self, feeds: Any, backend: Any, private: bool) -> dict[Any, Any]:
-        """Value → array. With `private`, the arrays are copies that later writes to a feed do not reach."""
+        """Value → array. With `private`, the arrays are copies that later writes to a feed do not reach.
+
+        Otherwise the caller waits for results, so that indices in arrays of the device are waited for, too.
+        """
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise InvalidInput(
                 f"the feeds are a {type(feeds).__name__}, not a mapping from input names to arrays.",
@@ -101,7 +104,7 @@ class FeedCheck:
                 why="the model's inputs are " + "; ".join(str(i) for _, _, i, _ in self.specs) + ".",
                 fix="feed these names with arrays of these dtypes and shapes (use .astype to change a dtype).",
             )
-        self.indices.check(env, backend)
+        self.indices.check(env, backend, waits=not private)
         return env
 
     def highest(self, arrays: Mapping[str, Any], backend: Any) -> dict[str, int]:
