@@ -16,6 +16,7 @@ How it works, from the user to the array library; each file opens with the quest
   compiled once for each signature of shapes and dtypes.
 - `ep/library.py`: where a compiled function comes from: a context model (`ep/context_reader.py`, written by
   `ep/context_writer.py`), the user's cache (`ep/context_cache.py`), or the compiler.
+- `ep/planned.py`: a model that runs by stored code alone, without its graph (`ep/opened.py` is one with it).
 - `ep/provider.py`: the contract of a provider. `ep/array_provider.py` fulfils it for any array library that
   is described by a `Backend` value: `ep/host.py` (NumPy), `ep.backends.jax`, `ep.backends.mlx`.
 
@@ -39,7 +40,8 @@ from typing import Any
 
 _PUBLIC: dict[str, tuple[str, ...]] = {  # module -> names; `__init__.pyi` says the same to type checkers
     # run a model
-    "ep.session": ("load", "InferenceSession", "Outputs", "HostFallbackWarning"),
+    "ep.session": ("load", "InferenceSession", "HostFallbackWarning"),
+    "ep.results": ("Outputs",),
     "ep.plan": ("Plan",),
     "ep.memory_estimate": ("estimate", "Estimate"),
     "ep.packing": ("pack", "Packed"),

@@ -120,7 +120,7 @@ from ep.session import (
 from ep.session import (
     InferenceSession as InferenceSession,
 )
-from ep.session import (
+from ep.results import (
     Outputs as Outputs,
 )
 from ep.session import (

@@ -188,7 +188,7 @@ class ArrayProvider(ExecutionProvider):
         with self.backend.scope():
             if not view.buffer.is_borrowed:
                 return Transfer(self.backend.asarray(view.numpy()), "its buffer can still be written")
-            array, reason = self.backend.borrow(view.numpy())
+            ((array, reason),) = self.backend.borrow([view.numpy()])
         if not view.device.is_host_accessible:
             reason = f"its data were on {view.device}"
         return Transfer(array, reason)

@@ -36,7 +36,9 @@ class Backend:
     memory: Memory
     scope: Callable[[], AbstractContextManager[Any]]  # settings of the library that hold inside only
     asarray: Callable[[np.ndarray], Any]  # always copies: later writes to the argument must not show
-    borrow: Callable[[np.ndarray], tuple[Any, str | None]]  # with why it is a copy; None: it is not
+    borrow: Callable[
+        [Sequence[np.ndarray]], list[tuple[Any, str | None]]
+    ]  # each with why it is a copy; None: it is not
     obstacle: Callable[[np.ndarray], str | None]  # why `borrow` would copy, without doing so
     to_numpy: Callable[[Any], np.ndarray]  # waits for the array; a read-only view where that is possible
     compile: Callable[[Function], Function]  # of a function from arrays to a tuple of arrays

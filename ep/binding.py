@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class BoundGraph:
     defaults: dict[Any, np.ndarray]  # initializers that are also inputs: a feed may override them
     dtypes: dict[Any, np.dtype | None]  # element dtype of every value, subgraphs included
     opsets: Mapping[str, int]
+    baked: set[int] = field(default_factory=set)  # addresses of constants whose contents decided other constants
 
 
 class Binder:

@@ -1,4 +1,4 @@
-"""What does `ep cache` do? It lists the compiled functions that wait for the next process, or removes some or all."""
+"""What does `ep cache` do? It lists the compiled code that waits for the next process, or removes some or all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ep.errors import EpError, InvalidInput, InvalidModel
 from ep.identity import differences, fingerprint
 from ep.summary import size as byte_size
 
-CACHE = "the compiled functions that wait for the next process"
+CACHE = "the compiled functions that wait for the next process, and the plans that say how models call them"
 SHOWN = 20  # entries, unless --limit says otherwise
 # What differs between processes of one machine and installation: other programs may still use the code.
 PER_PROCESS = ("settings", "precision", "XLA_FLAGS", "threads", "target")

@@ -245,18 +245,8 @@ class CompiledGroup:
                 self.cache.move_to_end(key)
 
     def _guarded(self, function: Callable[..., Any], arguments: list[Any]) -> Any:
-        try:
-            return function(*arguments)
-        except (EpError, Untraceable):
-            raise
-        except Exception as cause:
-            raise ExecutionError(
-                f"a compiled group of {len(self.group.steps)} nodes ('{self.group.steps[0].name}' … "
-                f"'{self.group.steps[-1].name}') failed on {self.group.provider} with inputs "
-                f"({', '.join(map(describe, arguments))}).",
-                why=f"{type(cause).__name__}: {cause}",
-                fix="run it with options={'compile': 'off'} to learn which node fails.",
-            ) from cause
+        steps = self.group.steps
+        return guarded(function, arguments, self.group.provider, len(steps), steps[0].name, steps[-1].name)
 
     def trace(self, host: list[np.ndarray], values: Sequence[Any]) -> tuple[Any, ...]:
         """The function that is compiled: the outputs for arguments and weights, given the host's values."""
@@ -278,3 +268,24 @@ class CompiledGroup:
         with nullcontext() if seed is None else derived_from(seed):
             runner.evaluate(group.steps, env)
         return env
+
+
+def guarded(
+    function: Callable[..., Any], arguments: list[Any], provider: str, count: int, first: str, last: str
+) -> Any:
+    """What a compiled function gives; an error of the library names its group: so many nodes, from first to last.
+
+    Raises:
+        ExecutionError: the function failed.
+    """
+    try:
+        return function(*arguments)
+    except (EpError, Untraceable):
+        raise
+    except Exception as cause:
+        raise ExecutionError(
+            f"a compiled group of {count} nodes ('{first}' … '{last}') failed on {provider} with inputs "
+            f"({', '.join(map(describe, arguments))}).",
+            why=f"{type(cause).__name__}: {cause}",
+            fix="run it with options={'compile': 'off'} to learn which node fails.",
+        ) from cause

@@ -65,7 +65,10 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A compiled function under the key of all that it depends on: `ep.identity.function_key`."""
+    """A compiled function under the key of all that it depends on: `ep.identity.function_key`.
+
+    One without arguments is a plan (`ep.stored_plan`): which functions a model calls, with what.
+    """
 
     key: str
     arguments: tuple[Spec, ...]
@@ -90,6 +93,11 @@ class Container:
     partitions: tuple[Partition, ...] = ()
     codes: tuple[Code, ...] = ()
     cuts: tuple[Cut, ...] = ()
+
+    @property
+    def functions(self) -> tuple[Code, ...]:
+        """The compiled functions, without the plans that say how to call them."""
+        return tuple(code for code in self.codes if code.arguments)
 
     def entries(self) -> Iterator[Code | Cut]:
         """All that is found by a key."""

@@ -39,23 +39,22 @@ class Brought:
     file: Path | None = None
 
 
-def expand(
+def read_contexts(
     proto: onnx.ModelProto, directories: Sequence[Path], name: str, sources: Sequence[str] = ()
-) -> tuple[Brought, ...]:
-    """Replace all EPContext nodes in place, and return their containers; `sources` are those of our providers.
+) -> Contexts | None:
+    """The containers of a context model, each read once; `None` of other models. `sources` are those of our providers.
 
     Containers in files must lie in or below one of the `directories`, of which the first is the model's.
 
     Raises:
-        InvalidModel: a node, its blob or its graph is damaged, missing, or belongs to another model.
+        InvalidModel: a node or its blob is damaged or missing.
         NoEpForContextSource: a blob is none of ours, and so of another provider.
     """
     if not any(is_context(node) for node in walk(proto.graph)):
-        return ()
-    reader = _Reader(proto, directories, name, sources)
+        return None
+    reader = Contexts(proto, directories, name, sources)
     reader.read_primaries()
-    reader.replace()
-    return tuple(reader.brought)
+    return reader
 
 
 def is_context(node: onnx.NodeProto) -> bool:
@@ -102,7 +101,9 @@ _KINDS = dict.fromkeys(("main_context", "embed_mode", "max_size"), _INT) | dict.
 )
 
 
-class _Reader:
+class Contexts:
+    """The contexts of a model: what they `brought`, and, by `expand`, the graphs that they stand for."""
+
     def __init__(self, proto: onnx.ModelProto, directories: Sequence[Path], name: str, sources: Sequence[str]) -> None:
         self.proto, self.directories, self.name, self.sources = proto, directories, name, sources
         self.brought: list[Brought] = []
@@ -160,7 +161,12 @@ class _Reader:
     def _path(self, node: Node) -> Path:
         return (self.directories[0] / node.payload.decode("utf-8", "replace")).resolve()
 
-    def replace(self) -> None:
+    def expand(self) -> None:
+        """Replace all EPContext nodes in place.
+
+        Raises:
+            InvalidModel: a node or its graph is damaged, or belongs to another model.
+        """
         for graph in list(graphs(self.proto.graph)):
             nodes: list[onnx.NodeProto] = []
             makers = {name: node for node in graph.node for name in node.output if not is_context(node)}

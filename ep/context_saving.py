@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ep.context_options import ENABLE, FILE_PATH, ContextOptions
 from ep.context_reader import CONTEXTS
 from ep.context_writer import Saved, Source, write_model
 from ep.errors import InvalidInput
+from ep.stored_plan import for_context
 from ep.targets import check_target
 
 __all__ = ["Saved", "at_load", "save", "target_of"]
@@ -34,15 +36,16 @@ def target_of(session: Any, path: str | os.PathLike[str] | None) -> Path:
 
 def source_of(session: Any) -> Source:
     """What a context model of a session is made from."""
-    groups = [runnable.group for runnable in session._executable.runnables]
+    opened = session._opened
     return Source(
         session.name,
-        session._model,
-        session._graph.dtypes,
-        groups,
+        opened.model,
+        opened.graph.dtypes,
+        [runnable.group for runnable in opened.executable.runnables],
         session._providers,
-        session._context.library,
+        session._library,
         session._store,
+        partial(for_context, opened, session._configured),
     )
 
 
@@ -70,7 +73,7 @@ def at_load(session: Any, options: ContextOptions) -> None:
             why=f"option '{ENABLE}' writes a new one, and never replaces a file.",
             fix=f"remove it, choose another '{FILE_PATH}', or load it instead of the original.",
         )
-    if session._model.graph.meta[CONTEXTS]:
+    if session._opened.model.graph.meta[CONTEXTS]:
         raise InvalidInput(
             f"{session.name} is a context model already.",
             why=f"option '{ENABLE}' makes one from an original model.",

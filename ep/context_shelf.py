@@ -52,9 +52,9 @@ def shelve(
         shelf |= {cut.key: cut for cut in one.container.cuts}
         if trust:
             shelf |= {code.key: code for code in one.container.codes if code.key not in shelf}
-            usable.append((provider.backend, one.container.codes))
+            usable.append((provider.backend, one.container.functions))
         else:
-            for code in one.container.codes:
+            for code in one.container.functions:
                 withheld[code.key] = (
                     f"the compiled code of {one.name} was not used: code from a file can do whatever a program can. "
                     f"Its graph is compiled instead. If you trust the file, pass options={{'{TRUST}': True}}."

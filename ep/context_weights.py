@@ -7,27 +7,46 @@ it stays below protobuf's limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ep import stored_results
 from ep.data_files import DataFile, Piece, plan_files
 from ep.named_weights import refer
+from ep.outline import write_extras
 from ep.packing import tensor_data
+from ep.places import Place
 from ep.proto_graphs import graphs
+from ep.safetensors import KEPT
 from ep.wire import IN_FILE
 
 if TYPE_CHECKING:
     import onnx
 
+    from ep.stored_plan import Kept
     from ep.weights import WeightStore
 
 MOST_INLINE = 1 << 30  # bytes of weights in the model file; a protobuf file ends at 2 GiB
 
 
-def place(proto: onnx.ModelProto, store: WeightStore, path: Path, one_file: bool) -> list[DataFile]:
-    """Let every external initializer be found from the model file `path`; the files to write for that."""
+def place(
+    proto: onnx.ModelProto,
+    store: WeightStore,
+    path: Path,
+    one_file: bool,
+    extras: Mapping[str, np.ndarray],
+    kept: Sequence[Kept],
+) -> list[DataFile]:
+    """Let every external initializer be found from the model file `path`; the files to write for that.
+
+    `extras` are weights to write beside them. So is what is `kept` of weights that are written, too: who changes
+    weights in a file that other models share does not know of it.
+    """
     moved, inline = [], 0
+    more = [_piece(name, array) for name, array in extras.items()]
     taken = {
         _file(location, store).resolve() for location in _locations(proto)
     }  # this model or the original reads them
@@ -45,11 +64,31 @@ def place(proto: onnx.ModelProto, store: WeightStore, path: Path, one_file: bool
     target = path
     while target.with_suffix(".data").resolve() in taken:
         target = target.with_stem(f"{target.stem}_")
-    files = plan_files(target, "external", [piece for _, piece in moved], None) if moved else []
+    written = {piece.name: piece for piece in (*(piece for _, piece in moved), *more)}
+    results = [
+        (_piece(f"{KEPT}{number}", each.array), each)
+        for number, each in enumerate(kept)
+        if all(name in written for name, _ in each.sources)
+    ]
+    pieces = [*(piece for _, piece in moved), *more, *(piece for piece, _ in results)]
+    files = plan_files(target, "external", pieces, None) if pieces else []
     places = {id(piece): (file.name, offset) for file in files for piece, offset in file.places}
     for tensor, piece in moved:
         refer(tensor, *places[id(piece)], len(piece.data))
+    write_extras(proto, (Place(piece.name, *places[id(piece)], len(piece.data)) for piece in more))
+    rows = []
+    for piece, each in results:
+        starts = [(places[id(written[name])], offset) for name, offset in each.sources]
+        rows.append((each.digest, [(file, start + off) for (file, start), off in starts], piece, places[id(piece)]))
+    stored_results.add(proto, rows)
     return files
+
+
+def _piece(name: str, array: np.ndarray) -> Piece:
+    import onnx_ir as ir
+
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return Piece(name, ir.DataType.from_numpy(array.dtype).name, array.shape, flat.data, reserved=True)
 
 
 def inline_attributes(proto: onnx.ModelProto, store: WeightStore) -> None:

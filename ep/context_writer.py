@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+    from ep.stored_plan import ForContext, Kept
     from ep.weights import WeightStore
 
 SUFFIX = ".epctx"
@@ -75,6 +76,7 @@ class Source:
     providers: Sequence[Any]
     library: Library
     store: WeightStore
+    plan: Callable[[onnx.ModelProto, bool], ForContext | None]  # of the context model
 
     @property
     def files(self) -> list[Path]:
@@ -92,13 +94,13 @@ def write_model(source: Source, path: Path, *, embed: bool, portable_only: bool)
     """
     writer = _Writer(source)
     writer.cover()
-    blobs = writer.finish(portable_only)
+    blobs = writer.finish(portable_only, embed)
     embed = embed and sum(map(len, blobs.values())) < MOST_EMBEDDED
     names = {key: f"{path.stem}{f'_{i}' if i else ''}{SUFFIX}" for i, key in enumerate(blobs)}
     for node in writer.primaries:
         where = _text(node, "source")
         _set(node, embed_mode=int(embed), ep_cache_context=blobs[where] if embed else names[where])
-    weights = context_weights.place(writer.proto, source.store, path, embed)
+    weights = context_weights.place(writer.proto, source.store, path, embed, writer.extras, writer.kept)
     files = [] if embed else [DataFile(names[key], blob, ()) for key, blob in blobs.items()]
     write(path, writer.proto, [*weights, *files], source.files)
     size = sum(map(len, blobs.values()))
@@ -132,6 +134,8 @@ class _Writer:
         self.primaries: list[onnx.NodeProto] = []
         self.partitions: dict[str, list[Partition]] = {}  # by source
         self.left_out: list[str] = []
+        self.extras: Mapping[str, np.ndarray] = {}  # weights that the plan brings
+        self.kept: Sequence[Kept] = ()  # what code computed of weights
         self.functions = 0
 
     def cover(self) -> None:
@@ -259,22 +263,31 @@ class _Writer:
         if all(o.domain != DOMAIN for o in self.proto.opset_import):
             self.proto.opset_import.add(domain=DOMAIN, version=1)
 
-    def finish(self, portable_only: bool) -> dict[str, bytes]:
+    def finish(self, portable_only: bool, embed: bool) -> dict[str, bytes]:
         """The container of each source; sets what the nodes say of it."""
-        blobs = {}
+        blobs: dict[str, bytes] = {}
         for node in self.nodes:
             source = _text(node, "source")
             backend = next(p for p in self.source.providers if source in p.context_source_keys()).backend
             if source not in blobs:
                 codes = () if portable_only else tuple(self._codes(backend))
+                plans = self._plans(embed) if codes and backend.loads_in_threads else ()
                 cuts = tuple(Cut(k, s) for k, (p, s) in self.source.library.cuts.items() if p == backend.name)
                 facts = source, backend.version, fingerprint(backend)
-                blobs[source] = pack(Container(*facts, tuple(self.partitions[source]), codes, cuts))
+                blobs[source] = pack(Container(*facts, tuple(self.partitions[source]), codes + plans, cuts))
                 self.functions += len(codes)
                 digest = hashlib.sha256(blobs[source]).hexdigest()
                 _set(node, max_size=len(blobs[source]), notes=f"sha256={digest}")
             _set(node, ep_sdk_version=f"{backend.name} {backend.version}", hardware_architecture=str(backend.device))
         return blobs
+
+    def _plans(self, embed: bool) -> tuple[Code, ...]:
+        """The plan, if there is one; it may want a data file."""
+        made = self.source.plan(self.proto, not embed)
+        if made is None:
+            return ()
+        self.extras, self.kept = made.extras, made.kept
+        return (Code(made.key, (), made.plan),)
 
     def _codes(self, backend: Any) -> Iterator[Code]:
         library = self.source.library

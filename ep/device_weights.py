@@ -61,17 +61,9 @@ class Pending:
         """Its array on the device, which stays there."""
         return self.owner.get([self.value], self.constants, [self.value] * self.is_factor)[0]
 
-    def once(self) -> Any:
-        """Its array on the device, for a computation that is done once: nobody keeps a copy that is made for it."""
-        return self.owner.once(self.value, self.host, self.is_factor)
-
     def rest(self) -> None:
         """Says that nobody is going to read it: the system may have its pages."""
         self.owner.store.rest(self.host)
-
-    def stored(self, item: Any, hosts: Sequence[np.ndarray]) -> tuple[Any, bool] | None:
-        """An array that is computed of constants, if the model brings it, and whether it is the file's memory."""
-        return self.owner.stored(item, hosts)
 
 
 class DeviceWeights:
@@ -111,22 +103,28 @@ class DeviceWeights:
         self.store.check_whole()
         return [Pending(self, value, constants, value in factors) for value in values]
 
-    def once(self, value: Any, host: np.ndarray, is_factor: bool) -> Any:
-        """The array of a value: the one that is there, or one that goes with the caller."""
-        wide = is_factor and self.widens(host.dtype)
-        placed = self._placed.get((value, wide)) or _shared.get(self._key(host, wide))
-        if placed is None:
+    def once(self, several: Sequence[Pending]) -> list[Any]:
+        """Arrays for a computation that is done once: those that are there, others go with the caller."""
+        wanted = [(pending.host, pending.is_factor and self.widens(pending.host.dtype)) for pending in several]
+        found = [
+            self._placed.get((pending.value, wide)) or _shared.get(self._key(host, wide))
+            for pending, (host, wide) in zip(several, wanted, strict=True)
+        ]
+        if None in found:
             self.store.check_whole()
-            placed = self._one(host, wide)
-        return placed.array
+        made = iter(self._several([each for each, placed in zip(wanted, found, strict=True) if placed is None]))
+        return [(placed or next(made)).array for placed in found]
 
-    def stored(self, item: Any, hosts: Sequence[np.ndarray]) -> tuple[Any, bool] | None:
-        """What the model brings of what code keeps (`ep.kept_weights`): an array, and whether it is borrowed."""
-        found = self.store.kept(item.digest, hosts)
-        if found is None or found.shape != item.shape or found.dtype.name != item.dtype:
-            return None
-        array, why = self.backend.borrow(found)
-        return array, why is None
+    def stored(self, wanted: Sequence[tuple[Any, Sequence[np.ndarray]]]) -> list[tuple[Any, bool] | None]:
+        """What the model brings of what code keeps: an array of each item, and whether it is borrowed."""
+        found = [self.store.kept(item.digest, hosts) for item, hosts in wanted]
+        fit = [
+            array if array is not None and array.shape == item.shape and array.dtype.name == item.dtype else None
+            for array, (item, _) in zip(found, wanted, strict=True)
+        ]
+        placed = iter(self.backend.borrow([array for array in fit if array is not None]))
+        pairs = (None if array is None else next(placed) for array in fit)
+        return [None if pair is None else (pair[0], pair[1] is None) for pair in pairs]
 
     def widens(self, dtype: np.dtype) -> bool:
         """Whether the library multiplies arrays of a dtype faster in a wider one."""
@@ -136,7 +134,7 @@ class DeviceWeights:
         """The wider dtype in which the library multiplies arrays of a dtype faster."""
         if dtype not in self._widened:
             with self.backend.scope():
-                probe = self.backend.borrow(np.zeros(1, dtype))[0] if dtype in self.backend.dtypes else None
+                probe = self.backend.borrow([np.zeros(1, dtype)])[0][0] if dtype in self.backend.dtypes else None
                 wide = probe if probe is None else self.backend.factor(probe)
                 self._widened[dtype] = None if wide is probe else np.dtype(self.backend.xp.dtype_of(wide))
         return self._widened[dtype]
@@ -155,6 +153,13 @@ class DeviceWeights:
         if sum(constants[value].nbytes for value in values) >= LARGE:
             trim()
 
+    def adopt(self, other: DeviceWeights, values: Mapping[Any, Any]) -> None:
+        """Takes over the arrays of another's values, each by the name that it has here."""
+        with other._lock:
+            placed = {(values[v], wide): array for (v, wide), array in other._placed.items() if v in values}
+        with self._lock:
+            self._placed |= placed
+
     def drop(self) -> None:
         """Forgets the arrays; they are made again when a group needs them."""
         with self._lock:
@@ -162,22 +167,25 @@ class DeviceWeights:
 
     def _place(self, keys: Sequence[tuple[Any, bool]], constants: MutableMapping[Any, np.ndarray]) -> None:
         mapped = [(value, wide) for value, wide in keys if self._mapped(constants[value])]
-        made = {(value, wide): self._shared(constants[value], wide) for value, wide in mapped}
+        made = dict(zip(mapped, self._shared([(constants[value], wide) for value, wide in mapped]), strict=True))
         self.backend.block([placed.array for placed in made.values()])
         self._placed |= made
         for value, wide in keys:  # computed or parsed, so in this process's memory: one by one, not all twice
             if (value, wide) not in self._placed:
-                placed = self._one(constants[value], wide)
+                (placed,) = self._several([(constants[value], wide)])
                 self.backend.block([placed.array])
                 placed = placed if placed.why is None else self._only_on_device(placed)
                 self._placed[value, wide], constants[value] = placed, placed.host
 
-    def _one(self, host: np.ndarray, wide: bool) -> Placed:
-        stored = self.store.wide(host) if wide else None
-        array, why = self.backend.borrow(host if stored is None else stored)
-        if wide and stored is None:
-            array, why = self.backend.factor(array), WIDENED
-        return Placed(array, why, host)
+    def _several(self, arrays: Sequence[tuple[np.ndarray, bool]]) -> list[Placed]:
+        """Arrays of the host on the device, some of them widened."""
+        stored = [self.store.wide(host) if wide else None for host, wide in arrays]
+        lent = [host if found is None else found for (host, _), found in zip(arrays, stored, strict=True)]
+        made = []
+        for (host, wide), found, (array, why) in zip(arrays, stored, self.backend.borrow(lent), strict=True):
+            widened = wide and found is None
+            made.append(Placed(self.backend.factor(array) if widened else array, WIDENED if widened else why, host))
+        return made
 
     def obstacle(self, host: np.ndarray, is_factor: bool) -> str | None:
         """Why a group will get a copy of an array; `None` if it will not."""
@@ -192,12 +200,13 @@ class DeviceWeights:
     def _mapped(self, host: np.ndarray) -> bool:
         return self.store.origin(host) is not None
 
-    def _shared(self, host: np.ndarray, wide: bool) -> Placed:
-        key = self._key(host, wide)
-        placed = _shared.get(key)
-        if placed is None:
-            placed = _shared[key] = self._one(host, wide)
-        return placed
+    def _shared(self, arrays: Sequence[tuple[np.ndarray, bool]]) -> list[Placed]:
+        keys = [self._key(host, wide) for host, wide in arrays]
+        found = dict(zip(keys, map(_shared.get, keys), strict=True))
+        missing = {key: each for key, each in zip(keys, arrays, strict=True) if found[key] is None}
+        made = dict(zip(missing, self._several(list(missing.values())), strict=True))
+        _shared.update(made)
+        return [found[key] or made[key] for key in keys]
 
     def _key(self, host: np.ndarray, wide: bool) -> tuple[Any, ...]:
         backend = self.backend

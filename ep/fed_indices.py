@@ -165,7 +165,7 @@ class FedIndices:
         """
         if not self.uses:
             return
-        look = partial(_waited_for, backend) if waits else backend.peek
+        look = looks(backend, waits)
         made = self._made(env, look) if self._path else env
         key = tuple([getattr(env.get(v), "shape", None) for v in self._shaping])
         checks = self._known.get(key)
@@ -174,7 +174,7 @@ class FedIndices:
                 self._known.clear()
             checks = self._known[key] = tuple(self._checks(made, backend))
         for each in checks:
-            array = _at_hand(made.get(each.seen), look)
+            array = at_hand(made.get(each.seen), look)
             if array is not None and all(_holds(env.get(v), wanted, look) for v, wanted in each.conditions):
                 _check(each, array)
 
@@ -186,6 +186,24 @@ class FedIndices:
                 found[use.source.name] = min(int(np.min(high)), found.get(use.source.name, int(np.min(high))))
         return found
 
+    @property
+    def count(self) -> int:
+        """For how many shapes limits were found."""
+        return len(self._known)
+
+    def plain(self) -> tuple[tuple[Any, ...], dict[Any, list[tuple[Any, tuple[np.dtype[Any], ...], int, int]]]] | None:
+        """The limits found so far, of inputs alone, that hold in any case; `None` if there are others.
+
+        They go by the shapes of the first: for these, an input's elements, after casts, lie from the least to the
+        greatest.
+        """
+        found: dict[Any, list[Any]] = {} if self.uses else {(): []}
+        for key, checks in dict(self._known).items():
+            if any(c.others or c.conditions or c.low is None or c.seen not in self.fed for c in checks):
+                return None
+            found[key] = [(c.seen, c.casts, c.low, c.high) for c in checks]
+        return self._shaping, found
+
     def _made(self, env: Env, look: Look) -> Env:
         """The feeds, and what paths make of them where the host sees a feed and constants say all else."""
         import ep.host_namespace as host
@@ -193,7 +211,7 @@ class FedIndices:
         runner, made = Runner(host, host), dict(env)
         for step in self._path:
             local = {v: self.constants[v] if v in self.constants else made.get(v) for v in step.reads()}
-            local = {v: _at_hand(array, look) for v, array in local.items()}
+            local = {v: at_hand(array, look) for v, array in local.items()}
             if all(array is not None for array in local.values()):
                 try:
                     runner.evaluate([step], local)
@@ -240,10 +258,7 @@ class FedIndices:
 
 
 def _check(checks: Checks, array: np.ndarray) -> None:
-    if checks.casts:
-        with np.errstate(all="ignore"):
-            for dtype in checks.casts:
-                array = array.astype(dtype)
+    array = cast(array, checks.casts)
     if array.dtype.kind not in "iu":
         return
     if checks.low is None or checks.high is None or inside(array, checks.low, checks.high):
@@ -261,6 +276,11 @@ def _check(checks: Checks, array: np.ndarray) -> None:
             raise
 
 
+def looks(backend: Backend, waits: bool) -> Look:
+    """What looks at an array of the device: it waits for it, or sees only what is there."""
+    return partial(_waited_for, backend) if waits else backend.peek
+
+
 def _waited_for(backend: Backend, value: Any) -> np.ndarray | None:
     """The contents of an array of the device, unless it is traced."""
     try:
@@ -269,14 +289,22 @@ def _waited_for(backend: Backend, value: Any) -> np.ndarray | None:
         return None
 
 
-def _at_hand(value: Any, look: Look) -> np.ndarray | None:
+def at_hand(value: Any, look: Look) -> np.ndarray | None:
     """The contents of a value, where the host has them or may look at them."""
     if type(value) is np.ndarray:
         return value
     return None if value is None or isinstance(value, list | dict) else look(value)
 
 
+def cast(array: np.ndarray, dtypes: Sequence[np.dtype[Any]]) -> np.ndarray:
+    """The array in one dtype after the other."""
+    with np.errstate(all="ignore"):
+        for dtype in dtypes:
+            array = array.astype(dtype)
+    return array
+
+
 def _holds(value: Any, wanted: bool, look: Look) -> bool:
     """Whether a condition is known to have a value."""
-    array = _at_hand(value, look)
+    array = at_hand(value, look)
     return array is not None and array.size == 1 and bool(array.item()) is wanted

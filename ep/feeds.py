@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ep.errors import InvalidInput, did_you_mean
-from ep.fed_indices import FedIndices
 from ep.weights import strings
 
 
@@ -52,14 +51,26 @@ def _dim(dim: Any) -> int | str | None:
 class FeedCheck:
     """Checks feeds against a model's inputs and enters them into an environment."""
 
-    def __init__(self, model: str, inputs: Sequence[ValueInfo], overridable: Sequence[ValueInfo], graph: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        inputs: Sequence[ValueInfo],
+        overridable: Sequence[ValueInfo],
+        values: Mapping[str, Any],
+        defaults: Mapping[Any, np.ndarray],
+        indices: Any,
+    ) -> None:
+        """`values` are the keys of the environment by the names of inputs; `defaults` go under those not fed.
+
+        `indices` checks the values of an environment (`ep.fed_indices.FedIndices`).
+        """
         self.model = model
-        self.values = {v.name: v for v in graph.inputs}
+        self.values = values
         self.specs = tuple((i.name, self.values[i.name], i, _plain(i)) for i in inputs)
         self.optional = {o.name: o for o in overridable}
-        self.defaults = dict(graph.defaults)
+        self.defaults = dict(defaults)
         self.count = len(inputs)
-        self.indices = FedIndices(graph)
+        self.indices = indices
 
     def check(self, feeds: Any, backend: Any, private: bool) -> dict[Any, Any]:
         """Value → array. With `private`, the arrays are copies that later writes to a feed do not reach.

@@ -52,7 +52,7 @@ def _backend() -> Backend:
         memory=HostMemory(),
         scope=contextlib.nullcontext,
         asarray=np.array,
-        borrow=lambda array: (array, None),
+        borrow=lambda arrays: [(array, None) for array in arrays],
         obstacle=lambda array: None,
         to_numpy=np.asarray,
         compile=lambda function: function,

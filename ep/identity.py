@@ -63,10 +63,13 @@ def code_identity() -> str:
     return f"{ep.__version__}-{digest.hexdigest()[:12]}"
 
 
+name_of = functools.cache(lambda dtype: dtype.name)  # NumPy composes it anew each time
+
+
 def function_key(group: str, fingerprint: str, specs: Specs, host: Sequence[Any]) -> str:
     """The key of one compiled function: hexadecimal SHA-256."""
     digest = _Digest()
-    digest.add((group, fingerprint, [(shape, dtype.name) for shape, dtype in specs], list(host)))
+    digest.add((group, fingerprint, [(shape, name_of(dtype)) for shape, dtype in specs], list(host)))
     return digest.hexdigest()
 
 

@@ -102,7 +102,7 @@ def _items(kept: Any, runnable: CompiledGroup) -> Iterator[Foreseen]:
     def compute(place: int) -> np.ndarray:
         with weights.backend.scope():
             sources = [pending[i] for i in kept.plan.items[place].sources]
-            result = weights.backend.to_numpy(kept.item(place, [source.once() for source in sources]))
+            result = weights.backend.to_numpy(kept.item(place, weights.once(sources)))
         for source in sources:
             source.rest()
         return result

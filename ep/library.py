@@ -21,7 +21,7 @@ from ep.backend import Backend, Function, NotStorable, Specs
 from ep.container import Container, Cut
 from ep.context_cache import Cache, ContextNotice
 from ep.errors import EpError
-from ep.identity import Unstorable, fingerprint, function_key, group_digest
+from ep.identity import Unstorable, fingerprint, function_key, group_digest, name_of
 from ep.program import Untraceable
 
 MOST_MADE = 1024  # functions that a session remembers for `save_context`; the oldest go
@@ -56,6 +56,7 @@ class Library:
     cuts: dict[str, tuple[str, int]] = field(default_factory=dict)  # key → provider, number of the step
     refused: dict[str, str] = field(default_factory=dict)  # name of a group's first node → why it is not stored
     loading: dict[str, Future[Function]] = field(default_factory=dict)  # key → what a thread loads meanwhile
+    unplanned: bool = False  # whether the cache got code, or gave some, since the session last looked
     _told: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -78,6 +79,7 @@ class Library:
         key = self._key(group, backend, specs, host)
         function = self._find(key, backend, specs, group, trace) if key else None
         if function is not None:
+            self.unplanned = self.cache is not None
             return *called(function, group, arguments), True
         return *self._compile(group, backend, specs, arguments, trace, key), False
 
@@ -113,15 +115,23 @@ class Library:
             return ""
 
     def _find(self, key: str, backend: Backend, specs: Specs, group: Any, trace: Function) -> Function | None:
-        entry: Any = self.shelf.get(key)
-        if entry is None and self.cache is not None:
-            entry = self.cache.get(key)
+        entry = self.entry(key)
         if entry is None:
             self._tell(self.withheld.get(key))
             return None
         if isinstance(entry, Cut):
             self._cut_again(entry, group, backend)
             return None
+        return self.load(entry, backend, specs, trace)
+
+    def entry(self, key: str) -> container.Code | Cut | None:
+        """What is stored under a key, in the model's context or in the cache."""
+        entry = self.shelf.get(key)
+        return entry if entry is not None or self.cache is None else self.cache.get(key)
+
+    def load(self, entry: container.Code, backend: Backend, specs: Specs, trace: Function | None) -> Function | None:
+        """The function of stored code; `None`, and a notice, if it is not what was asked for."""
+        key = entry.key
         if entry.arguments != written(specs):
             self._tell(f"stored code is of other arguments, {entry.arguments}; it is compiled again.")
             return None
@@ -208,6 +218,12 @@ class Library:
     def _store(self, key: str, backend: Backend, **parts: Any) -> None:
         if self.cache is not None:
             self.cache.put(key, Container(f"ep.{backend.name}", backend.version, fingerprint(backend), **parts))
+            self.unplanned = True
+
+    def put_plan(self, key: str, backend: Backend, plan: bytes) -> None:
+        """Keep the plan of a model beside its code (`ep.stored_plan`)."""
+        self._store(key, backend, codes=(container.Code(key, (), plan),))
+        self.unplanned = False
 
     def _tell(self, notice: str | None) -> None:
         """Warn, once per text."""
@@ -260,4 +276,4 @@ def specs_of(backend: Backend, arguments: Sequence[Any]) -> Specs | None:
 
 def written(specs: Specs) -> tuple[container.Spec, ...]:
     """Specs as a container holds them."""
-    return tuple((tuple(map(int, shape)), dtype.name) for shape, dtype in specs)
+    return tuple((tuple(map(int, shape)), name_of(dtype)) for shape, dtype in specs)

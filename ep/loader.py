@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ep import stored_results, wide_weights
-from ep.context_reader import CONTEXTS, expand
+from ep.context_reader import CONTEXTS, Contexts, read_contexts
 from ep.errors import InvalidModel, did_you_mean
 from ep.mapping import Content, read_only
 from ep.named_weights import attach
@@ -35,10 +35,19 @@ def load_model(
     `sources` are the EPContext sources that the session's providers accept.
     """
     proto, store, name = read_proto(source, copy=copy)
+    contexts = read_contexts(proto, store.directories, name, sources)
+    return build_model(proto, store, name, contexts, weights), store, name
+
+
+def build_model(
+    proto: onnx.ModelProto, store: WeightStore, name: str, contexts: Contexts | None, weights: Any = None
+) -> ir.Model:
+    """The model of a protobuf, which is changed on the way, and of the contexts that were read from it."""
     import onnx_ir as ir
 
-    brought = expand(proto, store.directories, name, sources)
-    if weights is not None:  # after `expand`, which gives weights the names that they had
+    if contexts is not None:
+        contexts.expand()
+    if weights is not None:  # after the contexts, which give weights the names that they had
         attach(proto, store, weights, name)
     problems = mend(proto, name)
     maps = _take_map_types(proto.graph)
@@ -50,10 +59,16 @@ def load_model(
         model = ir.serde.deserialize_model(proto)
         if not ordered:
             model.graph.sort()
+        brought = () if contexts is None else tuple(contexts.brought)
         model.graph.meta.update({MAP_TYPES: maps, CONTEXTS: brought, PROBLEMS: problems})
+    read_copies(proto, store)
+    return model
+
+
+def read_copies(proto: onnx.ModelProto, store: WeightStore) -> None:
+    """Tells the store in which other forms a packed model has its weights."""
     wide_weights.read(proto, store)
     stored_results.read(proto, store)
-    return model, store, name
 
 
 def read_proto(source: Source, weights: Any = None, *, copy: bool = False) -> tuple[onnx.ModelProto, WeightStore, str]:

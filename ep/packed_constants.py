@@ -51,41 +51,44 @@ def fuse_dequantization(graph: BoundGraph) -> None:
     unpacking = {step.outputs[0]: step for step in graph.steps if step.lowering.key.domain == DOMAIN}
     if not unpacking:
         return
-    steps = [_fused(step, unpacking, graph.constants) for step in graph.steps]
+    steps = [_fused(step, unpacking, graph) for step in graph.steps]
     read = {v for step in steps for v in step.reads()} | set(graph.outputs)
     graph.steps[:] = [step for step in steps if step not in unpacking.values() or step.outputs[0] in read]
 
 
-def _fused(step: Step, unpacking: Mapping[Any, Step], constants: dict[Any, np.ndarray]) -> Step:
+def _fused(step: Step, unpacking: Mapping[Any, Step], graph: BoundGraph) -> Step:
     source = unpacking.get(step.inputs[0]) if step.inputs else None
     if source is None or step.op != "ai.onnx::DequantizeLinear":
         return step
     inputs, dtypes = list(step.inputs), list(step.input_dtypes)
     inputs[0], dtypes[0] = source.inputs[0], UINT8
     if len(inputs) > 2 and inputs[2] is not None:
-        points = _zero_points(inputs[2], unpacking, constants)
+        points = _zero_points(inputs[2], unpacking, graph)
         if points is None:
             return step
-        inputs[2], dtypes[2] = points, constants[points].dtype
+        inputs[2], dtypes[2] = points, graph.constants[points].dtype
     lowering = OPS.find(DOMAIN, "DequantizePacked", 1)
     assert lowering is not None
     attributes = step.attributes | source.attributes
     return replace(step, lowering=lowering, inputs=tuple(inputs), input_dtypes=tuple(dtypes), attributes=attributes)
 
 
-def _zero_points(value: Any, unpacking: Mapping[Any, Step], constants: dict[Any, np.ndarray]) -> Any:
+def _zero_points(value: Any, unpacking: Mapping[Any, Step], graph: BoundGraph) -> Any:
     """A constant with the zero points in a byte each; `None` if they are no constant."""
     import onnx_ir as ir
 
     import ep.host_namespace as host
 
+    constants = graph.constants
     if value in unpacking:
         step = unpacking[value]
-        points = step.lowering.fn(host, constants[step.inputs[0]], **step.attributes)
+        source = constants[step.inputs[0]]
+        points = step.lowering.fn(host, source, **step.attributes)
     elif value in constants:
-        points = constants[value]
+        source = points = constants[value]
     else:
         return None
     made = ir.Value(name=f"{value.name} (bytes)")
     constants[made] = points.astype(np.int8 if points.dtype.name.startswith("int") else UINT8)
+    graph.baked.add(source.ctypes.data)
     return made

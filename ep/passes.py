@@ -14,7 +14,7 @@ from ep.gradients import INTERNAL, outline_gradients
 from ep.packed_constants import fuse_dequantization
 from ep.partition import EMBEDDED_BYTES
 from ep.program import Runner, Step
-from ep.registry import OPS, normal_domain
+from ep.registry import OPS, ShapeOf, normal_domain
 from ep.string_labels import INTEGER_LABELS, split_string_labels
 from ep.structure import understood
 from ep.weights import WeightStore
@@ -199,20 +199,29 @@ PASSES: tuple[tuple[Callable[[ir.Node], bool], Callable[[ir.Model], None]], ...]
 
 def fold(graph: BoundGraph) -> None:
     """Evaluates every node whose inputs are all constant, with the host namespace."""
-    graph.steps[:] = fold_steps(graph.steps, graph.constants)
+    graph.steps[:] = fold_steps(graph.steps, graph.constants, graph.baked)
 
 
-def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any]) -> list[Step]:
+def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any], baked: set[int]) -> list[Step]:
     import ep.host_namespace as host
 
     runner, kept = Runner(host, host), []
     for step in steps:
         if foldable(step, constants) and affordable(step, constants) and evaluate_constant(step, constants, runner):
+            baked |= contents_read(step, constants)
             continue
         for name, body in step.bodies.items():
-            step.bodies[name] = fold_body(body, constants)
+            step.bodies[name] = fold_body(body, constants, baked)
         kept.append(step)
     return kept
+
+
+def contents_read(step: Step, constants: dict[Any, Any]) -> set[int]:
+    """Where constants lie that decided results of a step: not those that gave their shape, or that a result shows."""
+    results = [constants[v] for v in step.outputs if v is not None]
+    shapes = {v for i, v in enumerate(step.inputs) if step.lowering.role(i) is ShapeOf}
+    read = [np.asarray(constants[v]) for v in step.reads() if v not in shapes]
+    return {a.ctypes.data for a in read if not all(np.may_share_memory(a, result) for result in results)}
 
 
 def foldable(step: Step, constants: dict[Any, Any]) -> bool:
@@ -281,10 +290,10 @@ def pays(step: Step, read: int, written: int) -> bool:
     return written <= max(FOLD_BYTES, read + held)
 
 
-def fold_body(body: InlineBody, outer: dict[Any, Any]) -> InlineBody:
+def fold_body(body: InlineBody, outer: dict[Any, Any], baked: set[int]) -> InlineBody:
     """The body with constants folded. Large ones move to the graph around it, whose weights are arguments."""
     known = {v: outer[v] for v in body.captures if v in outer} | body.constants
-    steps = fold_steps(body.steps, known)
+    steps = fold_steps(body.steps, known, baked)
     read = {v for step in steps for v in step.reads()} | set(body.outputs)
     own = {v: a for v, a in known.items() if v in read and v not in outer}
     large = {v: a for v, a in own.items() if a.nbytes > EMBEDDED_BYTES and a.dtype.kind != "O"}

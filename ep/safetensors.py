@@ -17,7 +17,8 @@ from ep.mapping import Content
 # Tensors whose names start so are none of a model's: `ep pack` writes them, and readers by name leave them out.
 FILLER = "__ep_filler_"  # padding
 WIDE, KEPT = "__ep_wide_", "__ep_kept_"  # weights once more, in the dtype and in the form that a provider computes with
-RESERVED = (FILLER, WIDE, KEPT)
+PLAN = "__ep_plan_"  # weights that were computed when the model was loaded
+RESERVED = (FILLER, WIDE, KEPT, PLAN)
 MOST_DIMS = 64  # as many as NumPy has
 MOST_HEADER = 100_000_000  # bytes, a rule of the format
 _LENGTH = struct.Struct("<Q")

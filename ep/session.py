@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ep import context_saving
-from ep.compile import Executable
-from ep.compiled_group import Context, Counters
+from ep.compiled_group import Counters
 from ep.context_cache import open_cache
 from ep.context_options import ContextOptions
-from ep.context_reader import CONTEXTS
+from ep.context_reader import read_contexts
 from ep.context_saving import Saved
 from ep.context_shelf import registry_of, shelve
-from ep.device_weights import DeviceWeights
 from ep.errors import EpError, ExecutionError, InvalidInput, UnsupportedModel, did_you_mean
-from ep.feeds import FeedCheck, ValueInfo
 from ep.library import Library
-from ep.loader import load_model
+from ep.loader import build_model, read_proto
 from ep.memory import trim
-from ep.passes import prepare
-from ep.placement import Placer
+from ep.opened import Opened
 from ep.plan import Plan, describe_plan
-from ep.program import to_host
+from ep.planned import NeedsGraph, Planned, Plans
 from ep.provider import HOST
+from ep.results import Outputs, apart, fresh
 from ep.warmup import Shapes, warm_up
 from ep.weight_report import WeightTable, describe_weights
 
@@ -87,43 +84,56 @@ class InferenceSession:
         from ep.devices import resolve, split_options
 
         own, configured = split_options(options or {})
+        self._configured = configured
         self._providers = tuple(resolve(device, configured) if providers is None else given(providers))
-        registry = registry_of(self._providers)
-        model, store, self._name = load_model(
-            source, weights, copy=own.get("weights") == "copy", sources=tuple(registry)
-        )
-        self._options = ContextOptions.of(own)
-        library, eager = Library(open_cache(self._options.cache)), own.get("compile", "on") == "off"
-        shelve(library, model.graph.meta[CONTEXTS], registry, self._options.trust_native, ahead=not eager)
-        graph = prepare(model, store, self._name)
-        self._graph, self._model = graph, model
-        self._store = store
-        self._context = self._make_context(graph, library, eager)
-        # Overridable initializers are inputs with a default; all others must be fed.
-        self.inputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.inputs if v not in graph.defaults)
-        self.outputs = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.declared_outputs)
-        self.overridable = tuple(ValueInfo.of(v, graph.dtypes.get(v)) for v in graph.defaults)
-        self._names = tuple(o.name for o in self.outputs)
-        self._feeds = FeedCheck(self._name, self.inputs, self.overridable, graph)
-        self._executable = Executable(graph.steps, graph.inputs, graph.outputs, graph.constants, self._context)
         self._backend = self._providers[0].backend
-        if warn or strict:
+        registry = registry_of(self._providers)
+        self._options, self._eager = ContextOptions.of(own), own.get("compile", "on") == "off"
+        proto, self._store, self._name = read_proto(source, copy=own.get("weights") == "copy")
+        contexts = read_contexts(proto, self._store.directories, self._name, tuple(registry))
+        brought = () if contexts is None else contexts.brought
+        self._library, self._counters = Library(open_cache(self._options.cache)), Counters()
+        shelve(self._library, brought, registry, self._options.trust_native, ahead=not self._eager)
+        self._lock = threading.RLock()
+        self._plans = None if weights is not None or self._eager else self._plans_of(proto)
+        self._build = partial(build_model, proto, self._store, self._name, contexts, weights)
+        self._full: Opened | None = None
+        self._planned = None if self._plans is None or self._options.write else self._plans.find()
+        self._running: Opened | Planned = self._planned or self._opened
+        self.inputs, self.outputs = self._running.inputs, self._running.output_infos
+        self.overridable = self._running.overridable
+        self._names = tuple(o.name for o in self.outputs)
+        if (warn or strict) and self._planned is None:  # a plan has no nodes on the host
             self._report(strict)
         if self._options.write:
             context_saving.at_load(self, self._options)
 
-    def _make_context(self, graph: Any, library: Library, eager: bool) -> Context:
-        import ep.host_namespace as host
+    def _plans_of(self, proto: Any) -> Plans | None:
+        """The stored plans of the model, for a single provider that runs stored code without the graph."""
+        others = [p for p in self._providers[1:] if p.name != HOST]
+        if others or not self._backend.loads_in_threads or (self._library.cache is None and not self._library.shelf):
+            return None
+        return Plans.of(proto, self._store, self._name, self._backend, self._configured, self._library, self._counters)
 
-        backends = {p.name: p.backend for p in self._providers}
-        placer = Placer([p for p in self._providers if p.name != HOST], graph.dtypes)
-        weights = {name: DeviceWeights(backend, self._store) for name, backend in backends.items()}
-        return Context(placer, backends, host, weights, Counters(), eager, library)
+    @property
+    def _opened(self) -> Opened:
+        """The model with its graph, which is opened when it is first needed."""
+        with self._lock:
+            if self._full is None:
+                self._full = Opened(
+                    self._build(), self._store, self._name, self._providers, self._library, self._counters,
+                    eager=self._eager,
+                )  # fmt: skip
+                if self._planned is not None:
+                    self._full.adopt(self._planned)
+                self._running, self._planned = self._full, None
+                del self._build  # and with it the protobuf
+            return self._full
 
     def _report(self, strict: bool) -> None:
         if self._providers[0].name == HOST:
             return
-        plan = describe_plan(self._name, self.providers, self._executable)
+        plan = describe_plan(self._name, self.providers, self._opened.executable)
         fallbacks = plan.fallbacks
         if not fallbacks:
             return
@@ -158,7 +168,7 @@ class InferenceSession:
 
         >>> session.warmup([{"input_ids": (1, 128)}, {"input_ids": (8, 128)}])  # doctest: +SKIP
         """
-        self._context.library.keeping = True
+        self._library.keeping = True
         several = isinstance(shapes, Iterable) and not isinstance(shapes, Mapping)
         signatures: list[Any] = list(shapes) or [{}] if several else [shapes]
         warm_up(self, signatures, progress, self._backend.compiles_in_threads)
@@ -192,35 +202,29 @@ class InferenceSession:
     @property
     def plan(self) -> Plan:
         """Per node the provider and the reason, per partition what enters and leaves."""
-        return describe_plan(self._name, self.providers, self._executable, self.weights.totals)
+        return describe_plan(self._name, self.providers, self._opened.executable, self.weights.totals)
 
     @property
     def weights(self) -> WeightTable:
         """Per weight whether the device borrows the file's memory or has a copy, and why. Nothing is read."""
-        return describe_weights(self._name, self._executable, self._context)
+        return describe_weights(self._name, self._opened.executable, self._opened.context)
 
     def hibernate(self) -> None:
         """Drops device copies of weights and all compiled code, and keeps the plan. The next run makes both again.
 
         Weights that were computed at load stay; those of files are read from there again.
         """
-        for _, runnable in self._executable.every():
-            runnable.forget()
-        self._context.library.forget()
-        for weights in self._context.weights.values():
-            weights.drop()
+        self._running.forget()
         trim()
 
     def wake(self) -> None:
         """Brings the weights to the device, before a run would; after `hibernate`, or after `load`."""
-        for _, runnable in self._executable.every():
-            with getattr(runnable, "backend", self._backend).scope():
-                runnable.place()
+        self._running.place()
 
     @property
     def counters(self) -> Counters:
         """Signatures found, compiled, and loaded as stored code; and the seconds that compiling took."""
-        return self._context.counters
+        return self._counters
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any] | None = None) -> list[Any]:
         """Runs the model and returns fresh, writable NumPy arrays (lists for sequences), in the order asked for.
@@ -230,12 +234,12 @@ class InferenceSession:
                 the model indexes with it (`IndexOutOfRange`); an output is unknown.
             ExecutionError: a node failed; the message names it.
         """
-        wanted = self._values(output_names)
+        wanted = self._numbers(output_names)
         try:
             with self._backend.scope():
-                env = self._executable.run(self._feeds.check(feeds, self._backend, private=False))
+                running, _, env = self._computed(feeds, private=False)
                 xp = self._backend.xp
-                return [fresh(env[value], xp) for value in wanted]
+                return [fresh(env[running.outputs[number]], xp) for number in wanted]
         except EpError:
             raise
         except Exception as cause:
@@ -247,8 +251,29 @@ class InferenceSession:
         Feeds are NumPy arrays, arrays of the device's library, lists or dictionaries of them, or `None`. Results are
         the same, still computing perhaps, and may share memory with feeds. Call it within `backend.scope()`.
         """
-        env = self._executable.run(self._feeds.entered(feeds, self._backend))
-        return [env[value] for value in self._graph.outputs]
+        running, _, env = self._computed(feeds, checked=True)
+        return [env[value] for value in running.outputs]
+
+    def _computed(
+        self, feeds: Mapping[str, Any] | None, *, private: bool = False, checked: bool = False
+    ) -> tuple[Opened | Planned, dict[Any, Any], dict[Any, Any]]:
+        """What ran the model on feeds, the environment that it got, and the one that it gave."""
+        running = self._running
+        try:
+            entered = self._entered(running, feeds, private, checked)
+            env = running.run(entered)
+        except NeedsGraph:
+            running = self._opened
+            entered = self._entered(running, feeds, private, checked)
+            env = running.run(entered)
+        if self._library.unplanned and self._plans is not None:
+            self._plans.keep(self._opened)
+        return running, entered, env
+
+    def _entered(self, running: Opened | Planned, feeds: Any, private: bool, checked: bool) -> dict[Any, Any]:
+        if checked:
+            return running.feeds.entered(feeds, self._backend)
+        return running.feeds.check(feeds, self._backend, private)
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, /, **named: Any) -> Outputs:
         """Runs the model and returns a mapping from output names to arrays that stay on the device.
@@ -262,9 +287,8 @@ class InferenceSession:
             feeds = {**(feeds or {}), **named}
         try:
             with backend.scope():
-                entered = self._feeds.check(feeds, backend, private=True)
-                env = self._executable.run(entered)
-                results = apart([env[value] for value in self._graph.outputs], entered.values(), backend.handle)
+                running, entered, env = self._computed(feeds, private=True)
+                results = apart([env[value] for value in running.outputs], entered.values(), backend.handle)
                 backend.start([r for r in results if backend.is_array(r)])
         except EpError:
             raise
@@ -281,9 +305,9 @@ class InferenceSession:
             "inputs if memory is short; run it with options={'compile': 'off'} to learn which node fails.",
         )
 
-    def _values(self, output_names: Sequence[str] | None) -> Sequence[Any]:
+    def _numbers(self, output_names: Sequence[str] | None) -> Sequence[int]:
         if output_names is None:
-            return self._graph.outputs
+            return range(len(self._names))
         if isinstance(output_names, Mapping) or hasattr(output_names, "__array__"):
             raise InvalidInput(
                 f"the output names are a {type(output_names).__name__}, not a list or None.",
@@ -295,7 +319,7 @@ class InferenceSession:
                 f"the output names are the text {output_names!r}, not a list.", fix=f"write [{output_names!r}]."
             )
         if not output_names:
-            return self._graph.outputs
+            return range(len(self._names))
         unknown = [n for n in output_names if n not in self._names]
         if unknown:
             raise InvalidInput(
@@ -303,29 +327,10 @@ class InferenceSession:
                 why=f"its outputs are {', '.join(map(repr, self._names))}." + did_you_mean(unknown[0], self._names),
                 fix="ask for these names, or pass None for all.",
             )
-        return [self._graph.outputs[self._names.index(n)] for n in output_names]
+        return [self._names.index(n) for n in output_names]
 
     def __repr__(self) -> str:
         return f"<ep.InferenceSession {self._name} on {', '.join(self.providers)}>"
-
-
-class Outputs(Mapping[str, Any]):
-    """Outputs by name, in the model's order."""
-
-    def __init__(self, items: Any) -> None:
-        self._items = dict(items)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._items[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __repr__(self) -> str:
-        return f"Outputs({', '.join(self._items)})"
 
 
 def given(providers: Sequence[Any]) -> Sequence[Any]:
@@ -337,39 +342,3 @@ def given(providers: Sequence[Any]) -> Sequence[Any]:
             fix="name the device instead, as in ep.load(model, 'jax'), or pass initialised providers.",
         )
     return providers
-
-
-def apart(results: list[Any], entered: Iterable[Any], handle: Callable[[Any], Any]) -> list[Any]:
-    """The results, none of which is a feed, a constant or another result: a write into one reaches no other."""
-    seen = set(map(id, _arrays(entered)))
-
-    def own(value: Any) -> Any:
-        if isinstance(value, list):
-            return [own(item) for item in value]
-        if isinstance(value, np.ndarray):
-            flags = value.flags
-            value = value if flags.owndata and flags.writeable and id(value) not in seen else value.copy()
-        elif id(value) in seen and value is not None:
-            value = handle(value)
-        seen.add(id(value))
-        return value
-
-    return [own(value) for value in results]
-
-
-def _arrays(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list):
-            yield from _arrays(value)
-        else:
-            yield value
-
-
-def fresh(value: Any, xp: Any) -> Any:
-    """The value as arrays of the user's own: NumPy, writable, shared with nobody."""
-    if isinstance(value, list):
-        return [fresh(item, xp) for item in value]
-    if value is None or isinstance(value, dict):
-        return value
-    array = to_host(value, xp)
-    return array if array.flags.writeable and array.flags.owndata and array is not value else np.array(array)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ep import model_metadata
 from ep.data_files import Later, Piece
+from ep.places import Place, Stored, numpy_type
 from ep.safetensors import KEPT
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 # In a model's metadata: a list of [digest, [location, offset] of each source, type, shape, location, offset, length].
 KEY = "ep.kept_weights"
-Place = tuple[str, int]  # location and offset
+Start = tuple[str, int]  # location and offset
 
 
 def wanted(source: Any, weights: Any, provider: str, shapes: Mapping[str, Any]) -> tuple[list[Foreseen], set[str]]:
@@ -63,13 +64,21 @@ def piece(number: int, result: Foreseen) -> Piece:
     return Piece(f"{KEPT}{number}", dtype, result.item.shape, Later(result.nbytes, make), reserved=True)
 
 
-def write(proto: onnx.ModelProto, results: Iterable[tuple[Foreseen, Sequence[Place], Place, Piece]]) -> None:
+def write(proto: onnx.ModelProto, results: Iterable[tuple[Foreseen, Sequence[Start], Start, Piece]]) -> None:
     """Says in a model's metadata where the results are, and of what; nothing if there are none."""
-    rows = [
-        [r.item.digest, [list(p) for p in sources], piece.dtype, list(piece.shape), *place, len(piece.data)]
-        for r, sources, place, piece in results
-    ]
+    rows = [_row(r.item.digest, sources, piece, place) for r, sources, place, piece in results]
     model_metadata.write(proto, KEY, rows)
+
+
+def add(proto: onnx.ModelProto, results: Iterable[tuple[str, Sequence[Start], Piece, Start]]) -> None:
+    """Says of more results, by the digests of how they are computed."""
+    rows: list[Any] = []
+    model_metadata.read(proto, KEY, rows.extend)
+    model_metadata.write(proto, KEY, [*rows, *(_row(*result) for result in results)])
+
+
+def _row(digest: str, sources: Sequence[Start], piece: Piece, place: Start) -> list[Any]:
+    return [digest, [list(p) for p in sources], piece.dtype, list(piece.shape), *place, len(piece.data)]
 
 
 def read(proto: onnx.ModelProto, store: WeightStore) -> None:
@@ -80,13 +89,9 @@ def read(proto: onnx.ModelProto, store: WeightStore) -> None:
     """
 
     def take(rows: Any) -> None:
-        import onnx_ir as ir
-
         for digest, sources, dtype, shape, location, offset, length in rows:
-            result = ir.ExternalTensor(
-                str(location), int(offset), int(length), ir.DataType[str(dtype)],
-                shape=ir.Shape(tuple(map(int, shape))), name=f"{KEPT}{digest}"[:40],
-            )  # fmt: skip
+            place = Place(f"{KEPT}{digest}"[:40], str(location), int(offset), int(length))
+            result = Stored(place, numpy_type(str(dtype)), tuple(map(int, shape)))
             store.add_kept(str(digest), [(str(file), int(start)) for file, start in sources], result)
 
     model_metadata.read(proto, KEY, take)

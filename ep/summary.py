@@ -185,7 +185,7 @@ def _context(brought: Any) -> str:
     held = brought.container
     code = sum(len(each.code) for each in held.codes)
     made_for = f", made for {held.fingerprint}" if held.codes else ""
-    functions = f"{counted(len(held.codes), 'compiled function')} of {size(code)}"
+    functions = f"{counted(len(held.functions), 'compiled function')} of {size(code)}"
     return f"{held.source}: {counted(len(held.partitions), 'partition')}, {functions}{made_for}"
 
 

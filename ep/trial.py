@@ -125,8 +125,10 @@ def try_model(
     session = load(source, device, weights=weights, strict=strict, options=options)
     loaded = time.perf_counter()
     inputs, sources = feeds(session.inputs, given, dims or {}, seed)
-    with session._backend.scope():
-        for name, most in session._feeds.highest(inputs, session._backend).items():
+    if RANDOM in sources.values():
+        with session._backend.scope():
+            limits = session._opened.feeds.highest(inputs, session._backend)
+        for name, most in limits.items():
             if sources.get(name) == RANDOM:  # 0 or 1, which may be one too many
                 inputs[name] = np.minimum(inputs[name], max(most, 0))
     first, outputs = _timed(session, inputs)

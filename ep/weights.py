@@ -22,6 +22,7 @@ _MISSING = (
     "keep the model's data files beside the model under the names that it was saved with, or name the file that has "
     "them: ep.load(…, weights=…)."
 )
+_NO_BYTES = np.zeros(0, np.uint8)
 _MOST_ALIGNMENT = 1 << 14  # an alignment that is promised of a borrowed buffer; a page of Apple silicon
 
 
@@ -133,6 +134,22 @@ class WeightStore:
         align = min(start & -start, _MOST_ALIGNMENT)
         return DeviceBuffer.from_borrowed_parts(start, DeviceId.cpu(), nbytes, align, owner=source.content)
 
+    def content(self, place: Any) -> np.ndarray:
+        """The bytes of a place in a file (an `ep.places.Place`), in the file's own memory.
+
+        Raises:
+            InvalidModel: the file is missing, or ends before.
+        """
+        source = self._source(place)
+        size = source.stop - source.start
+        if not 0 <= place.offset <= place.offset + place.length <= size:
+            raise InvalidModel(
+                f"'{place.name}' does not fit into the file '{source.name}'.",
+                why=f"it is the {place.length} bytes at offset {place.offset}; the file has {size} bytes.",
+                fix="copy the data file again, or export the model again; it may be truncated.",
+            )
+        return np.frombuffer(source.content, np.uint8, place.length, place.offset) if place.length else _NO_BYTES
+
     def packed(self, tensor: Any) -> np.ndarray | None:
         """The bytes of an external tensor of packed integers; `None` of others, which `array` is for."""
         import onnx_ir as ir
@@ -157,7 +174,7 @@ class WeightStore:
         return next(((s.name, low - s.start) for s in self.sources if s.start <= low < s.stop), None)
 
     def add_wide(self, location: str, offset: int, copy: Any) -> None:
-        """Says that the tensor at a place of a file is stored once more, as another tensor."""
+        """Says that the tensor at a place of a file is stored once more (an `ep.places.Stored`)."""
         self._wide[location, offset] = copy
 
     def wide(self, array: np.ndarray) -> np.ndarray | None:
@@ -168,12 +185,12 @@ class WeightStore:
         """
         origin = self.origin(array) if self._wide else None
         copy = None if origin is None else self._wide.get(origin)
-        found = None if copy is None else self.array(copy)
+        found = None if copy is None else copy.of(self.content(copy.place))
         return found if found is not None and found.shape == array.shape and array.flags.c_contiguous else None
 
-    def add_kept(self, digest: str, places: Iterable[tuple[str, int]], result: Any) -> None:
-        """Says that what is computed of tensors at these places is stored as another tensor."""
-        self.results[digest, *places] = result
+    def add_kept(self, digest: str, sources: Iterable[Any], result: Any) -> None:
+        """Says that what is computed of tensors at these places is stored (an `ep.places.Stored`)."""
+        self.results[digest, *sources] = result
 
     def kept(self, digest: str, arrays: Iterable[np.ndarray]) -> np.ndarray | None:
         """The stored result of a computation of these arrays, or `None`.
@@ -182,7 +199,7 @@ class WeightStore:
             InvalidModel: it does not lie where the model says.
         """
         found = self.results.get((digest, *map(self.origin, arrays))) if self.results else None
-        return None if found is None else self.array(found)
+        return None if found is None else found.of(self.content(found.place))
 
     def rest(self, array: np.ndarray) -> None:
         """Lets the system take the pages of an array that is not read for now; later reads bring them back."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from ep import model_metadata
 from ep.data_files import Later, Piece
+from ep.places import Place, Stored
 from ep.safetensors import WIDE
 
 if TYPE_CHECKING:
@@ -58,15 +59,11 @@ def read(proto: onnx.ModelProto, store: WeightStore) -> None:
     """
 
     def take(places: Any) -> None:
-        import onnx_ir as ir
-
         for tensor in proto.graph.initializer:
             if tensor.name in places:
                 location, offset, wide_location, wide_offset, length = places[tensor.name]
-                copy = ir.ExternalTensor(
-                    str(wide_location), int(wide_offset), int(length), ir.DataType.FLOAT,
-                    shape=ir.Shape(tensor.dims), name=f"{WIDE}{tensor.name}",
-                )  # fmt: skip
+                place = Place(f"{WIDE}{tensor.name}", str(wide_location), int(wide_offset), int(length))
+                copy = Stored(place, np.dtype(np.float32), tuple(tensor.dims))
                 store.add_wide(str(location), int(offset), copy)
 
     model_metadata.read(proto, KEY, take)

@@ -105,7 +105,7 @@ def test_a_group_that_cannot_be_traced_is_cut_at_once(accelerator, tmp_path):
     expected = first.run(None, {"x": x})
     np.testing.assert_array_equal(expected[0], np.concatenate([x, x]))
     np.testing.assert_array_equal(second.run(None, {"x": x})[0], expected[0])
-    assert second.counters.misses == 0 and second._context.library.cuts == first._context.library.cuts
+    assert second.counters.misses == 0 and second._library.cuts == first._library.cuts
 
 
 def test_operators_of_other_packages_are_not_stored(accelerator, tmp_path):
@@ -118,7 +118,7 @@ def test_operators_of_other_packages_are_not_stored(accelerator, tmp_path):
         loaded = ep.load(proto, accelerator, options={"context.cache": str(tmp_path)})
         loaded.run(None, {"x": X[0]})
         assert (loaded.counters.misses, loaded.counters.loaded) == (1, 0)
-        assert "is not known here" in str(loaded._context.library.refused)
+        assert "is not known here" in str(loaded._library.refused)
     assert list(Cache(tmp_path)) == []
 
 

@@ -401,7 +401,9 @@ def test_products_with_half_weights_round_once(device: str, mode: str) -> None:
 
 def test_only_weights_that_are_multiplied_may_be_held_wider() -> None:
     zeros = np.zeros((32, 32), np.float16)
-    (group,) = (runnable.group for runnable in load(half_model(zeros, zeros), "jax", "compiled")._executable.runnables)
+    (group,) = (
+        runnable.group for runnable in load(half_model(zeros, zeros), "jax", "compiled")._opened.executable.runnables
+    )
     assert {v.name for v in group.weights} == {"w", "v"}
     assert {v.name for v in group.factors} == {"w"}
 

@@ -97,7 +97,7 @@ def test_lengths_that_return_after_many_others_are_not_compiled(accelerator, mon
 def test_what_does_not_grow_stays_compiled():
     session = ep.load(parse(ATTENTION), "jax", options={"context.cache": "off"})
     generate(session, 5, 6)
-    (group,) = session._executable.runnables
+    (group,) = session._opened.executable.runnables
     (executable,) = group.growing.values()
     compiled = [step.op for part in executable.groups if part.kind == "jax" for step in part.steps]
     assert compiled.count("ai.onnx::MatMul") == 4 and "ai.onnx::Tanh" in compiled, compiled

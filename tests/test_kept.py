@@ -53,7 +53,7 @@ def load(path, **options):
 
 
 def functions(session):
-    return [f for _, g in session._executable.every() for f in getattr(g, "cache", {}).values()]
+    return [f for _, g in session._opened.executable.every() for f in getattr(g, "cache", {}).values()]
 
 
 def held(session):
@@ -332,9 +332,9 @@ def test_groups_that_are_split_tell_what_they_keep(tmp_path, monkeypatch):
         y, rows = session.run(None, {"x": x, "past": rows})
         np.testing.assert_allclose(y, rows.sum(0, keepdims=True), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(rows, np.repeat(x @ w.T @ v.T, 8, 0), rtol=1e-4, atol=1e-5)
-    assert any(getattr(g, "growing", None) for _, g in session._executable.every())
+    assert any(getattr(g, "growing", None) for _, g in session._opened.executable.every())
     assert session.weights.totals.kept_bytes == w.nbytes + v.nbytes
-    for _, runnable in session._executable.every():
+    for _, runnable in session._opened.executable.every():
         runnable.cache.clear()  # what is left belongs to the parts that do not grow
     assert session.weights.totals.kept_bytes == w.nbytes + v.nbytes
 
@@ -346,7 +346,8 @@ x = np.ones((2, len(w)), np.float32)
 for device in ("cpu:0", "cpu:1"):
     session = ep.load(sys.argv[1], device, options={"context.cache": "off"})
     np.testing.assert_allclose(session.run(None, {"x": x})[0], x @ w.T, rtol=1e-5, atol=1e-5)
-    (place,) = {each.array.device for _, g in session._executable.every() for f in g.cache.values() for each in f.kept}
+    every = session._opened.executable.every()
+    (place,) = {each.array.device for _, g in every for f in g.cache.values() for each in f.kept}
     assert place.id == int(device[-1]), place
     sys.first = session  # lives on, so that the second could share
 """

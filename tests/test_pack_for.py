@@ -48,7 +48,7 @@ def test_real_models_are_borrowed_whole(tmp_path, name):
 
 def kept(session: ep.InferenceSession) -> list[Any]:
     """What the compiled code of a session keeps of weights, and borrows."""
-    functions = [f for _, g in session._executable.every() for f in getattr(g, "cache", {}).values()]
+    functions = [f for _, g in session._opened.executable.every() for f in getattr(g, "cache", {}).values()]
     return [each for f in functions for each in getattr(f, "kept", ()) if each.is_borrowed]
 
 

@@ -50,6 +50,7 @@ class Plan:
 class _Kept:
     """An array that is kept, and the host's arrays of the weights behind it: their addresses are in its name."""
 
+    digest: str
     array: Any
     hosts: tuple[np.ndarray, ...]
     is_borrowed: bool = False
@@ -94,18 +95,20 @@ class WithKept:
 
         def add(place: int, array: Any, is_borrowed: bool) -> None:
             with _lock:
-                entries[place] = _shared.setdefault(keys[place], _Kept(array, sources[place], is_borrowed))
+                made = _Kept(self.plan.items[place].digest, array, sources[place], is_borrowed)
+                entries[place] = _shared.setdefault(keys[place], made)
 
-        for place, item in enumerate(self.plan.items):
-            stored = weights[0].stored(item, sources[place]) if entries[place] is None else None
-            if stored is not None:
-                add(place, *stored)
+        owner, absent = weights[0].owner, [place for place, entry in enumerate(entries) if entry is None]
+        stored = owner.stored([(self.plan.items[place], sources[place]) for place in absent])
+        for place, found in zip(absent, stored, strict=True):
+            if found is not None:
+                add(place, *found)
         for part in self.plan.parts:
             missing = [place for place in part.items if entries[place] is None]
             if missing:
-                results = dict(
-                    zip(part.items, self.compute(part, [weights[i].once() for i in part.sources]), strict=True)
-                )
+                sources_of_part = owner.once([weights[i] for i in part.sources])
+                results = dict(zip(part.items, self.compute(part, sources_of_part), strict=True))
+                del sources_of_part
                 for place in missing:
                     add(place, results[place], False)
                 del results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -44,17 +45,25 @@ class JaxMemory:
         return int(stats["bytes_limit"] - stats["bytes_in_use"])
 
 
-def borrow(device: Any, array: np.ndarray) -> tuple[jax.Array, str | None]:
-    """Return a JAX array over the memory of a NumPy array, or a copy with the reason why it is one.
+def borrow(device: Any, arrays: Sequence[np.ndarray]) -> list[tuple[jax.Array, str | None]]:
+    """Return JAX arrays over the memory of NumPy arrays, or copies with the reasons why they are.
 
-    The caller promises that the memory does not change any more. JAX keeps `array` alive.
+    The caller promises that the memory does not change any more. JAX keeps what it borrows alive.
     """
-    if array.dtype.name in PACKED:  # placed on a named device, they have not the layout that compiled code takes
-        return jax.numpy.asarray(array), obstacle(device, array)
-    result = jax.device_put(array, device, may_alias=True)
-    if not array.size or (device.platform == "cpu" and result.unsafe_buffer_pointer() == array.ctypes.data):
-        return result, None
-    return result, obstacle(device, array) or f"JAX copied {array.dtype.name} all the same"
+    plain = [array for array in arrays if array.dtype.name not in PACKED]
+    placed = iter(jax.device_put(plain, device, may_alias=True) if plain else ())  # one call: each costs 0.1 ms
+    # Packed ones, placed on a named device, have not the layout that compiled code takes.
+    results = [jax.numpy.asarray(a) if a.dtype.name in PACKED else next(placed) for a in arrays]
+    return [(result, _reason(device, array, result)) for array, result in zip(arrays, results, strict=True)]
+
+
+def _reason(device: Any, array: np.ndarray, result: jax.Array) -> str | None:
+    """Why a JAX array has a copy of an array, or None."""
+    if array.size and array.dtype.name not in PACKED and device.platform == "cpu":
+        if result.unsafe_buffer_pointer() == array.ctypes.data:
+            return None
+        return obstacle(device, array) or f"JAX copied {array.dtype.name} all the same"
+    return obstacle(device, array)
 
 
 def obstacle(device: Any, array: np.ndarray) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -37,11 +38,15 @@ class MlxMemory:
         return max(0, int(recommended) - mx.get_active_memory())
 
 
-def borrow(array: np.ndarray) -> tuple[mx.array, str | None]:
-    """Return an MLX array over the memory of a NumPy array, or a copy with the reason why it is one.
+def borrow(arrays: Sequence[np.ndarray]) -> list[tuple[mx.array, str | None]]:
+    """Return MLX arrays over the memory of NumPy arrays, or copies with the reasons why they are.
 
-    The caller promises that the memory does not change any more. MLX keeps `array` alive.
+    The caller promises that the memory does not change any more. MLX keeps what it borrows alive.
     """
+    return list(map(_borrowed, arrays))
+
+
+def _borrowed(array: np.ndarray) -> tuple[mx.array, str | None]:
     reason = obstacle(array)
     if reason is None:
         try:

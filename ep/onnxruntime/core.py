@@ -54,7 +54,7 @@ class CInferenceSession:
         self, providers: Sequence[str], options: Sequence[Mapping[str, str]], disabled_optimizers: Any = ()
     ) -> None:
         """Loads the model on the first of these providers; the CPU follows them."""
-        from ep.session import fresh
+        from ep.results import fresh
 
         del disabled_optimizers  # no rewrite changes results
         self._fresh = fresh

@@ -68,11 +68,12 @@ def run(session: Any, feeds: Mapping[str, Any], profile: Profile, provider_name:
     from ep.program import Runner
     from ep.provider import HOST
 
-    executable, graph = session._executable, session._graph
+    opened = session._opened
+    executable, graph, check = opened.executable, opened.graph, opened.feeds
     backend, host = session._backend, executable.context.host
     started = profile.now()
     device = Runner(backend.xp, host, backend.overrides)
-    env = session._feeds.entered(feeds, backend)
+    env = check.entered(feeds, backend)
     env |= {value: np.asarray(array) for value, array in executable.constants.items()}
     for index, step in enumerate(executable.steps):
         at_host = executable.placements[id(step)].provider == HOST
