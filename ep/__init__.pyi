@@ -114,14 +114,14 @@ from ep.registry import (
 from ep.registry import (
     op as op,
 )
+from ep.results import (
+    Outputs as Outputs,
+)
 from ep.session import (
     HostFallbackWarning as HostFallbackWarning,
 )
 from ep.session import (
     InferenceSession as InferenceSession,
-)
-from ep.results import (
-    Outputs as Outputs,
 )
 from ep.session import (
     load as load,
