@@ -57,6 +57,7 @@ class Library:
     refused: dict[str, str] = field(default_factory=dict)  # name of a group's first node → why it is not stored
     loading: dict[str, Future[Function]] = field(default_factory=dict)  # key → what a thread loads meanwhile
     unplanned: bool = False  # whether the cache got code, or gave some, since the session last looked
+    _seen: dict[Backend, str] = field(default_factory=dict)  # the fingerprint of each provider's code, when first asked
     _told: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -102,14 +103,16 @@ class Library:
         specs = specs_of(group.backend, arguments)
         if specs is None or group.backend.ahead is None:
             return False
-        key = self._key(group, group.backend, specs, host)
+        backend = group.backend
+        made_for = self._seen.get(backend) or self._seen.setdefault(backend, fingerprint(backend))  # it takes a while
+        key = self._key(group, backend, specs, host, made_for)
         return bool(key) and (key in self.shelf or (self.cache is not None and key in self.cache))
 
-    def _key(self, group: Any, backend: Backend, specs: Specs, host: Sequence[Any]) -> str:
+    def _key(self, group: Any, backend: Backend, specs: Specs, host: Sequence[Any], made_for: str = "") -> str:
         try:
             if group.identity is None:
                 group.identity = group_digest(group.group, group.all_constants, backend)
-            return function_key(group.identity, fingerprint(backend), specs, host)
+            return function_key(group.identity, made_for or fingerprint(backend), specs, host)
         except Unstorable as why:
             self.refused[group.group.steps[0].name] = str(why)
             return ""

@@ -26,7 +26,17 @@ class Outputs(Mapping[str, Any]):
         return len(self._items)
 
     def __repr__(self) -> str:
-        return f"Outputs({', '.join(self._items)})"
+        return f"Outputs({', '.join(f'{name}: {_type(value)}' for name, value in self._items.items())})"
+
+
+def _type(value: Any) -> str:
+    """`float32[1, 3]`, without waiting for the value."""
+    if isinstance(value, list):
+        return f"sequence of {len(value)}"
+    if not hasattr(value, "shape"):
+        return type(value).__name__
+    dtype = str(value.dtype).rpartition(".")[2]  # MLX says "mlx.core.float32"
+    return f"{'string' if dtype == 'object' else dtype}[{', '.join(map(str, value.shape))}]"
 
 
 def apart(results: list[Any], entered: Iterable[Any], handle: Callable[[Any], Any]) -> list[Any]:

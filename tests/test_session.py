@@ -518,3 +518,12 @@ def test_no_output_names_mean_all() -> None:
     session = ep.load(parse(PLUS_ONE), "host")
     for names in (None, [], ()):
         np.testing.assert_array_equal(session.run(names, {"x": RAMP})[0], RAMP + 1)
+
+
+def test_results_tell_what_they_are(device: str) -> None:
+    model = parse("""
+        g (float[n] x, string[n] s) => (float[n] y, string[n] t, seq(float[n]) q)
+        { y = Neg(x)  t = Identity(s)  q = SequenceConstruct(x, y) }
+    """)
+    outputs = ep.load(model, device)(x=RAMP, s=np.array(["a"] * 6, object))
+    assert repr(outputs) == "Outputs(y: float32[6], t: string[6], q: sequence of 2)"

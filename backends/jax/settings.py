@@ -8,6 +8,8 @@ compiled, or which random numbers a seed gives, are part of the name under which
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,10 +58,18 @@ REACHING: dict[str, Any] = {
 }
 
 
+_known = [name for name in REACHING if hasattr(_config, name)]  # by this version of JAX
+_read = operator.attrgetter(*_known)
+
+
 def changed() -> str:
     """The settings that are not JAX's defaults, as "name=value, …", or "default"."""
-    held = {name: getattr(_config, name, default) for name, default in REACHING.items()}
-    values = {name: str(getattr(value, "name", value)) for name, value in held.items()}
+    return _described(_read(_config))
+
+
+@functools.cache
+def _described(held: tuple[Any, ...]) -> str:
+    values = {name: str(getattr(value, "name", value)) for name, value in zip(_known, held, strict=True)}
     found = [f"{name}={value}" for name, value in values.items() if value != str(REACHING[name])]
     return ", ".join(found).replace(" / ", " /") or "default"
 
