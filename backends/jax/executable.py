@@ -6,6 +6,8 @@ Loading one runs code that it contains: only load files that you trust as much a
 from __future__ import annotations
 
 import functools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,13 +59,32 @@ def keeps(device: Any, fn: Function, specs: Specs, weights: int) -> WithKept | N
 
 
 def _codes(device: Any, parts: Split, constants: Sequence[Any]) -> list[Callable[[], Any]]:
-    """Of each code of a split function what compiles it, once."""
+    """Of each code of a split function what compiles it, unless another function with the same code did lately."""
     made: list[Callable[[], Any]] = []
     for number, code in enumerate(parts.codes):
-        sources = next(part.sources for part in parts.parts if part.code == number)
-        taken = [constants[i] for i in sources]
-        made.append(functools.cache(functools.partial(_compile, device, code, taken, ONCE)))
+        part = next(part for part in parts.parts if part.code == number)
+        items = [parts.items[place] for place in part.items]
+        name = device, tuple((item.digest, tuple(map(part.sources.index, item.sources))) for item in items)
+        compile_it = functools.partial(_compile, device, code, [constants[i] for i in part.sources], ONCE)
+        made.append(functools.partial(_recent, name, compile_it))
     return made
+
+
+MOST_RECENT = 8  # codes that are kept for functions of other shapes, which each need them to be stored
+_made_lately: OrderedDict[Any, Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _recent(name: Any, make: Callable[[], Any]) -> Any:
+    """What was made under this name before, or is made now. Names hold the digests of all that a code computes."""
+    with _lock:
+        found = _made_lately.pop(name, None)
+    found = make() if found is None else found
+    with _lock:
+        _made_lately[name] = found
+        while len(_made_lately) > MOST_RECENT:
+            _made_lately.popitem(last=False)
+    return found
 
 
 _YNN = "LIBRARY_FUSION_TYPE_"

@@ -64,7 +64,8 @@ def split(closed: ClosedJaxpr, structure: Any, weights: int, *, apart: bool = Fa
     later = _needed(jaxpr, [v for v in jaxpr.outvars if not isinstance(v, Literal)], kept)
     raw = [i for i, w in enumerate(constants) if w in later.reads]
     consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    items = tuple(_item((v, order), sorted(cones[v]), constants, made_by, consts) for v, order in kept)
+    contents = {v: _content(array) for v, array in consts.items()}
+    items = tuple(_item((v, order), sorted(cones[v]), constants, made_by, contents) for v, order in kept)
 
     def code(part: Part) -> Any:
         results = [kept[i] for i in part.items]
@@ -220,12 +221,11 @@ def _turned(params: dict[str, Any], orders: Sequence[tuple[int, ...] | None]) ->
 
 
 def _item(
-    kept: Kept, sources: list[int], constants: Sequence[Any], made_by: dict[Any, Any], consts: dict[Any, Any]
+    kept: Kept, sources: list[int], constants: Sequence[Any], made_by: dict[Any, Any], contents: dict[Any, str]
 ) -> Item:
     """What is kept, with a digest of how it is computed that is the same in every function that does."""
     value, order = kept
-    names: dict[Any, str] = {constants[n]: f"weight {i} {constants[n].aval}" for i, n in enumerate(sources)}
-    names.update((v, _content(array)) for v, array in consts.items())
+    names = contents | {constants[n]: f"weight {i} {constants[n].aval}" for i, n in enumerate(sources)}
 
     def name(v: Any) -> str:
         if isinstance(v, Literal):
