@@ -11,11 +11,14 @@ import re
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from conftest import parse
 
 import ep
+import ep.ops
 from ep.errors import IndexOutOfRange
+from ep.registry import OPS
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
 IMAGE = X.reshape(1, 1, 3, 2)
@@ -214,6 +217,21 @@ def test_refused_is_what_onnxruntime_refuses(device: str, name: str) -> None:
             assert re.search(r"'\w+' has shape \[[\d, ]+\]: indices go from", error.why) and error.fix
         else:
             np.testing.assert_allclose(session.run(None, fed)[0], answer[0], rtol=1e-5, atol=1e-6)
+
+
+def test_what_the_specification_bounds_has_the_role() -> None:
+    """All inputs of which the schemas say that an index out of bounds is an error."""
+    found = {
+        (schema.domain, schema.name, schema.since_version, position)
+        for schema in onnx.defs.get_all_schemas_with_history()
+        for position, parameter in enumerate(schema.inputs)
+        if "error if any of the index values are out of bounds" in parameter.description
+    }
+    assert {"Gather", "GatherElements", "GatherND", "ScatterElements"} <= {name for _, name, *_ in found}
+    for domain, name, since, position in found:
+        lowering = OPS.find(domain, name, since)
+        role = None if lowering is None else lowering.role(position)
+        assert lowering is None or isinstance(role, ep.Index) or role is ep.Host, (name, since)  # Host: of sequences
 
 
 def test_classes_do_not_count_from_the_end(device: str) -> None:
