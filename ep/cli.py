@@ -141,12 +141,12 @@ def _count(text: str) -> int:
 
 
 def run_model(options: argparse.Namespace) -> int:
-    from ep.targets import check_target
+    from ep.targets import check_replaced, check_target
     from ep.trial import try_model
 
     if options.save:  # before the model runs
         inputs = (source.rpartition("=")[2] for source in options.input)
-        check_target(options.save, [options.model, *(options.weights or ()), *inputs])
+        check_replaced(check_target(options.save, [options.model, *(options.weights or ()), *inputs]))
     with _notes(options):
         trial = try_model(
             options.model,

@@ -40,6 +40,17 @@ def check_target(target: Name, sources: Iterable[Name] = ()) -> Path:
     return path
 
 
+def check_replaced(path: Path) -> None:
+    """Raises `InvalidInput` where an .npz file would replace a file of another kind: a wrong name was typed."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+    except OSError:  # it is not there, or whoever writes will say why not
+        return
+    if start not in (b"", b"PK"):
+        raise InvalidInput(f"'{path}' is there, and is no .npz file.", fix="choose another target, or remove it.")
+
+
 def _same(path: Path, source: Name) -> bool:
     try:
         return os.path.samefile(path, source)

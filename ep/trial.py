@@ -16,7 +16,6 @@ from ep.errors import InvalidInput, counted
 from ep.inputs import RANDOM, feeds
 from ep.plan import Plan
 from ep.session import load
-from ep.targets import check_target
 
 SHOWN = 6  # leading elements of an output that are printed
 
@@ -36,7 +35,6 @@ class Trial:
     repeats: tuple[float, ...]
     compiled: int  # functions that the first run compiled
     loaded: int  # and those that it found stored, in the cache or the model's context
-    files: tuple[Path, ...] = ()  # that the model is in
 
     def save(self, path: str) -> None:
         """Writes the outputs that are arrays of numbers or text to an .npz file."""
@@ -48,9 +46,8 @@ class Trial:
                 why="an .npz file holds arrays, not sequences or maps.",
                 fix="use --json without --save.",
             )
-        target = check_target(path, self.files)
         try:
-            with target.open("wb") as file:
+            with Path(path).open("wb") as file:
                 np.savez(file, allow_pickle=False, **held)
         except OSError as error:
             raise InvalidInput(
@@ -147,7 +144,6 @@ def try_model(
         repeats,
         compiled,
         found,
-        session._store.files,
     )
 
 

@@ -156,6 +156,7 @@ def test_run_shows_the_plan(ep, model):
         (["--save", "{dir}/no/such/folder.npz"], USAGE, ["no/such", "does not exist"]),
         (["--save", "{dir}"], USAGE, ["is a folder"]),
         (["--save", "{dir}/double.onnx"], USAGE, ["double.onnx", "would replace", "original"]),
+        (["--save", "{dir}/words.txt"], USAGE, ["words.txt", "no .npz file"]),
         (["--input", "x={dir}/wide.npy", "--save", "{dir}/wide.npy"], USAGE, ["wide.npy", "would replace"]),
         (["--option", "compile"], USAGE, ["NAME=VALUE"]),
         (["--option", "compile=of"], USAGE, ["option 'compile' is 'of'", "'on' or 'off'"]),
