@@ -78,6 +78,7 @@ def opener(device: str) -> Callable[[Path, str], tuple[Callable[[Any], list[Any]
     import ep
     import ep.library
     import ep.ops
+    import ep.planned
     from ep.discovery import provider
     from ep.identity import code_identity
 
@@ -87,16 +88,19 @@ def opener(device: str) -> Callable[[Path, str], tuple[Callable[[Any], list[Any]
     onnx.defs.has("Add")  # registers all schemas
     code_identity()
     spent = [0.0]
-    first = ep.library.Library.first
 
-    def timed(*arguments: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return first(*arguments)
-        finally:
-            spent[0] += time.perf_counter() - began
+    def timed(function: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                spent[0] += time.perf_counter() - began
 
-    ep.library.Library.first = timed  # type: ignore[method-assign]
+        return run
+
+    ep.library.Library.first = timed(ep.library.Library.first)  # type: ignore[method-assign]
+    ep.planned.PlannedGroup._first = timed(ep.planned.PlannedGroup._first)  # type: ignore[method-assign]
 
     def open_here(path: Path, way: str) -> Any:
         options: dict[str, Any] = {"trust_native": True} if way == "trusted" else {}
