@@ -44,17 +44,17 @@ def load(
 ) -> InferenceSession:
     """Loads an ONNX model and plans where its nodes run; nothing is compiled before the first run.
 
-    `source` is a path, the bytes of a model file, or an `onnx.ModelProto`. `device` is `"auto"` (MLX on
-    Apple silicon, else JAX's GPU, else JAX's CPU), `"mlx"`, `"jax"`, `"cpu"`, `"gpu"`, `"cuda:0"` or
-    `"host"` (NumPy). `weights` is a `.safetensors` file, a `….safetensors.index.json`, or a list of such files:
-    its tensors become the initializers (and the inputs) of the same names. `strict=True` refuses a model of
-    which a node would fall back to the host. `options` are namespaced (`"jax.…"`, `"mlx.…"`), beside
-    `"compile": "on" | "off"`, `"precision": "highest" | "fast"` (fast lets JAX multiply float32 in TF32 or
-    bfloat16 on GPUs) and `"weights": "map" | "copy"`: files are mapped, so nobody may write into them while
-    the session lives, unless they are copied. `"context.cache": "auto" | a directory | "off"` says where compiled
-    code waits for the next process; `"trust_native": True` runs the compiled code that a context model brings,
-    which is as safe as running a program from there. `providers` are `ExecutionProvider` objects to use, in this
-    order, instead of `device`.
+    `source` is a path, the bytes of a model file, or an `onnx.ModelProto`. `device` is `"auto"` (MLX on Apple
+    silicon, else JAX's GPU, else JAX's CPU), `"mlx"`, `"jax"`, `"cpu"`, `"gpu"`, `"cuda:0"` or `"host"`
+    (NumPy); `"jax:cpu"` and `"mlx:cpu"` are devices of one library. `weights` is a `.safetensors` file, a
+    `….safetensors.index.json`, or a list of such files: its tensors become the initializers (and the inputs) of
+    the same names. `strict=True` refuses a model of which a node would fall back to the host. `options` are
+    namespaced (`"jax.…"`, `"mlx.…"`), beside `"compile": "on" | "off"`, `"precision": "highest" | "fast"` (fast
+    lets JAX multiply float32 in TF32 or bfloat16 on GPUs) and `"weights": "map" | "copy"`: files are mapped, so
+    nobody may write into them while the session lives, unless they are copied. `"context.cache": "auto" | a
+    directory | "off"` says where compiled code waits for the next process; `"trust_native": True` runs the
+    compiled code that a context model brings, which is as safe as running a program from there. `providers` are
+    `ExecutionProvider` objects to use, in this order, instead of `device`.
 
     Raises:
         InvalidModel: the file is missing, damaged or breaks the specification.
