@@ -93,7 +93,7 @@ Step = Callable[[tuple[Any, ...], Any], tuple[Any, ...]]  # (states, projected i
 Cell = Callable[..., tuple[Activation, Step]]  # (xp, activations, *weights) → the projection of inputs, and the step
 
 # Numbers of a direction's hidden state up to which both directions take their steps together. In code for the CPU, one
-# loop with products in batches takes half to 0.9 of the time of two, and compiles in two thirds. The products of larger
+# loop with products in batches takes 0.5 to 1 of the time of two, and compiles in two thirds. The products of larger
 # states are slower in batches, and two loops run at the same time.
 SMALL = 64
 
