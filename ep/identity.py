@@ -1,9 +1,9 @@
 """When may stored code stand in for compiled code? When the same key comes out of all that compiling would read.
 
 A key is the SHA-256 of a group of steps (operators, attributes, wiring, small constants; of weights only shapes and
-dtypes, because they are arguments), of the arguments' shapes and dtypes, of the host values that are compiled in, and
-of the fingerprint: hardware, library and its settings, and this package's own source. Names of nodes and values do not
-count.
+dtypes, because they are arguments, unless they are indices, which compiling checks), of the arguments' shapes and
+dtypes, of the host values that are compiled in, and of the fingerprint: hardware, library and its settings, and this
+package's own source. Names of nodes and values do not count.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ep import indices
 from ep.backend import Backend, Specs
 
 _NUMBER = struct.Struct("<q")
@@ -86,6 +87,8 @@ def group_digest(group: Any, constants: Mapping[Any, np.ndarray], backend: Backe
         digest.add(graph.numbers(values))
     digest.add([(constants[v].shape, constants[v].dtype.name) for v in group.weights])
     digest.add([constants[v] for v in group.constants])
+    tables = indices.tables(group.steps)  # of which tracing checks the contents
+    digest.add([constants[v] if v in tables else None for v in group.weights])
     digest.add(graph.steps(group.steps))
     digest.add(graph.numbers(group.outputs))
     return digest.hexdigest()

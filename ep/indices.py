@@ -85,6 +85,16 @@ def check_step(step: Any, shape_of: Callable[[Any], Any], content: Callable[[Any
         refuse(array, step, index, limits, shapes, f"'{step.lowering.inputs[position]}'", MODEL)
 
 
+def tables(steps: Iterable[Any]) -> set[Any]:
+    """The values that steps, and those of their bodies, read as indices."""
+    found: set[Any] = set()
+    for step in steps:
+        found.update(step.inputs[i] for i, _ in step.lowering.indices if i < len(step.inputs))
+        for body in step.bodies.values():
+            found |= tables(body.steps)
+    return found
+
+
 def tightest(limits: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """The limits that all of these allow."""
     lows, highs = zip(*limits, strict=True)

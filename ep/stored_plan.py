@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ep import indices
 from ep.backend import Backend
 from ep.compiled_group import CompiledGroup
 from ep.errors import InvalidModel
@@ -249,7 +250,7 @@ class _Maker:
         weights = tuple(weight for _, weight in self.weights.values())
         if data is not None:
             weights = tuple(self._moved(weight, data) if weight.tensor in self.extras else weight for weight in weights)
-        viewed = {weight.tensor for weight in weights} - {self.tensors.at(a) for a in self.opened.graph.baked}
+        viewed = {weight.tensor for weight in weights} - {self.tensors.at(a) for a in self._decisive()}
         hashed = tuple(sorted(self.of.places.keys() - viewed))
         if sum(self.of.places[name].length for name in hashed) > MOST_HASHED:
             return None
@@ -265,6 +266,14 @@ class _Maker:
         )  # fmt: skip
         head = json.dumps(asdict(plan) | {"version": VERSION, "data": len(data or b"")}, default=_dtype_name).encode()
         return len(head).to_bytes(8, "little") + head + bytes(data or b"")
+
+    def _decisive(self) -> set[int]:
+        """Where constants lie whose contents decided more than results: what was computed at load, or checked."""
+        found, constants = set(self.opened.graph.baked), self.opened.graph.constants
+        for runnable in self.opened.executable.runnables:
+            tables = indices.tables(runnable.group.steps)
+            found |= {constants[v].ctypes.data for v in runnable.group.weights if v in tables}
+        return found
 
     def _moved(self, weight: Weight, data: bytearray) -> Weight:
         data.extend(bytes(-len(data) % _ALIGNMENT))

@@ -212,6 +212,25 @@ def test_views_of_weights_are_views_again(tmp_path):
         same(other.run(None, feeds), expected)
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_a_table_of_indices_that_changes_is_checked_again(tmp_path, external):
+    """Compiling checks it; code that is stored for another table must not stand in for that."""
+
+    def looked_up(table):
+        return model([node("Gather", ["x", "table"], ["y"], axis=1)], {"table": table})
+
+    table = NUMBERS.integers(-SIZE, SIZE, 300)
+    path = save(tmp_path / "m.onnx", looked_up(table), external)
+    _, expected, second = twice(path, tmp_path / "c", {"x": X})
+    assert is_planned(second)
+    same(second.run(None, {"x": X}), expected)
+    save(path, looked_up(np.append(table[:-1], SIZE)), external)
+    with pytest.raises(IndexOutOfRange, match=str(SIZE)):
+        load(path, tmp_path / "c").run(None, {"x": X})
+    save(path, looked_up(table[::-1].copy()), external)
+    np.testing.assert_array_equal(load(path, tmp_path / "c").run(None, {"x": X})[0], X[:, table[::-1]])
+
+
 def test_limits_of_indices_that_depend_on_feeds(tmp_path):
     nodes = [node("Gather", ["x", "ids"], ["y"])]
     inputs = (("x", TensorProto.FLOAT, ("n", SIZE)), ("ids", TensorProto.INT64, ("k",)))
