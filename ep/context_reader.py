@@ -126,6 +126,10 @@ class Contexts:
                         raise damaged(node.label, f"another node brought partition '{partition.name}' already.")
                     self.partitions[key] = partition
 
+    def graphs(self) -> list[bytes | memoryview]:
+        """What the nodes stand for."""
+        return [self.partitions[key].graph for key in sorted(self.partitions)]
+
     def _container(self, node: Node) -> Container:
         blob = node.payload if node.embedded else self._external(node)
         if not is_container(blob):

@@ -76,7 +76,7 @@ class Source:
     providers: Sequence[Any]
     library: Library
     store: WeightStore
-    plan: Callable[[onnx.ModelProto, bool], ForContext | None]  # of the context model
+    plan: Callable[[onnx.ModelProto, Sequence[bytes | memoryview], bool], ForContext | None]  # of the context model
 
     @property
     def files(self) -> list[Path]:
@@ -283,7 +283,8 @@ class _Writer:
 
     def _plans(self, embed: bool) -> tuple[Code, ...]:
         """The plan, if there is one; it may want a data file."""
-        made = self.source.plan(self.proto, not embed)
+        partitions = {(source, p.name): p.graph for source, every in self.partitions.items() for p in every}
+        made = self.source.plan(self.proto, [partitions[key] for key in sorted(partitions)], not embed)
         if made is None:
             return ()
         self.extras, self.kept = made.extras, made.kept

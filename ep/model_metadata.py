@@ -31,7 +31,7 @@ def read(proto: onnx.ModelProto, key: str, take: Callable[[Any], None]) -> None:
         return
     try:
         take(json.loads(text))
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise InvalidModel(
             f"the model's metadata '{key}' are damaged.",
             why=f"{type(error).__name__}: {error}",

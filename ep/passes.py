@@ -217,11 +217,24 @@ def fold_steps(steps: list[Step] | tuple[Step, ...], constants: dict[Any, Any], 
 
 
 def contents_read(step: Step, constants: dict[Any, Any]) -> set[int]:
-    """Where constants lie that decided results of a step: not those that gave their shape, or that a result shows."""
+    """Where constants lie that decided results of a step: not one that gave its shape, or that the results show.
+
+    Results that are views show the first input. Another input of the same memory decided which part of it they show,
+    and so may anything that a branch or a body reads.
+    """
     results = [constants[v] for v in step.outputs if v is not None]
-    shapes = {v for i, v in enumerate(step.inputs) if step.lowering.role(i) is ShapeOf}
-    read = [np.asarray(constants[v]) for v in step.reads() if v not in shapes]
-    return {a.ctypes.data for a in read if not all(np.may_share_memory(a, result) for result in results)}
+    inputs = {v: i for i, v in reversed(list(enumerate(step.inputs)))}
+
+    def decided(value: Any) -> bool:
+        number = inputs.get(value)
+        if step.bodies or number is None:
+            return True
+        if step.lowering.role(number) is ShapeOf and step.inputs.count(value) == 1:
+            return False
+        shown = number == 0 and step.inputs.count(value) == 1
+        return not (shown and all(np.may_share_memory(constants[value], result) for result in results))
+
+    return {np.asarray(constants[v]).ctypes.data for v in step.reads() if decided(v)}
 
 
 def foldable(step: Step, constants: dict[Any, Any]) -> bool:

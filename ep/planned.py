@@ -8,14 +8,17 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from ep.backend import Backend, Function
-from ep.compiled_group import Counters, guarded
+from ep.compiled_group import MAX_SIGNATURES, Counters, guarded
 from ep.container import Cut
+from ep.context_reader import Contexts
 from ep.device_weights import DeviceWeights
+from ep.errors import InvalidModel
 from ep.fed_indices import at_hand, cast, looks
 from ep.feeds import FeedCheck
 from ep.identity import fingerprint, function_key
@@ -24,9 +27,11 @@ from ep.library import Library, called, specs_of
 from ep.loader import read_copies
 from ep.opened import Opened
 from ep.outline import Outline, outline
-from ep.places import Place
+from ep.places import Place, Weight
 from ep.program import to_host
-from ep.stored_plan import Damaged, Part, StoredPlan, Weight, contents_digest, for_cache, group_of, plan_key, read
+from ep.proto_graphs import walk
+from ep.registry import OPS, normal_domain
+from ep.stored_plan import Damaged, Part, StoredPlan, contents_digest, for_cache, group_of, plan_key, read
 from ep.variants import Past, contents, copied, signature
 from ep.weights import WeightStore
 
@@ -111,11 +116,12 @@ class Plans:
 
     @staticmethod
     def of(
-        proto: Any, store: WeightStore, name: str, backend: Backend, options: Mapping[str, str], library: Library,
-        counters: Counters,
+        proto: Any, contexts: Contexts | None, store: WeightStore, name: str, backend: Backend,
+        options: Mapping[str, str], library: Library, counters: Counters,
     ) -> Plans | None:  # fmt: skip
         """`None` for a model that can have none."""
-        found = outline(proto)
+        stands_for = () if contexts is None else contexts.graphs()
+        found = None if _may_use_foreign(proto, stands_for) else outline(proto, stands_for)
         if found is None:
             return None
         read_copies(proto, store)
@@ -125,8 +131,7 @@ class Plans:
     def find(self) -> Planned | None:
         """The model by its stored plan, if there is one, and it is of these weights.
 
-        Raises:
-            InvalidModel: weights are missing, or their file is too short.
+        Where weights are missing, there is none either: who opens the graph says which of them are needed.
         """
         entry = self.library.entry(self.key)
         if entry is None or isinstance(entry, Cut):
@@ -138,7 +143,7 @@ class Plans:
                 return None
             places = {**outline.places, **outline.extras}
             return Planned(self.name, plan, places, self.weights, self.library, self.counters)
-        except (Damaged, KeyError, ValueError, TypeError):
+        except (Damaged, InvalidModel, KeyError, ValueError, TypeError, OverflowError):
             return None
 
     def keep(self, opened: Opened) -> None:
@@ -151,6 +156,19 @@ class Plans:
         plan = for_cache(opened, self.outline)
         if plan is not None:
             self.library.put_plan(self.key, opened.backend, plan)
+
+
+def _may_use_foreign(proto: Any, stands_for: Sequence[bytes | memoryview]) -> bool:
+    """Whether a lowering of another package may serve the model: no plan knows its source, and that it is here."""
+    foreign = {lowering.key for lowering in OPS if not lowering.fn.__module__.startswith("ep.")}
+    if not foreign:
+        return False
+    ours = {(key.domain, key.op_type) for key in foreign}
+    nodes = chain(walk(proto.graph), (node for function in proto.functions for node in function.node))
+    inner = [bytes(graph) for graph in stands_for]
+    return any((normal_domain(n.domain), n.op_type) in ours for n in nodes) or any(
+        op_type.encode() in graph for _, op_type in ours for graph in inner
+    )
 
 
 def _array(weight: Weight, plan: StoredPlan, places: Mapping[str, Place], store: WeightStore) -> np.ndarray:
@@ -196,7 +214,7 @@ class PlannedGroup:
         weights = self.weights.arguments(group.weights, self.constants, group.factors)
         host = list(map(copied, host))  # what is loaded is remembered with them
         specs = specs_of(self.backend, [*arguments, *weights])
-        if specs is None:
+        if specs is None or len(self.cache) >= MAX_SIGNATURES:  # with the graph, it keeps those that were used last
             raise NeedsGraph
         entry = self.library.entry(function_key(self.part.identity, fingerprint(self.backend), specs, host))
         if entry is None or isinstance(entry, Cut):

@@ -95,7 +95,7 @@ class InferenceSession:
         self._library, self._counters = Library(open_cache(self._options.cache)), Counters()
         shelve(self._library, brought, registry, self._options.trust_native, ahead=not self._eager)
         self._lock = threading.RLock()
-        self._plans = None if weights is not None or self._eager else self._plans_of(proto)
+        self._plans = None if weights is not None or self._eager else self._plans_of(proto, contexts)
         self._build = partial(build_model, proto, self._store, self._name, contexts, weights)
         self._full: Opened | None = None
         self._planned = None if self._plans is None or self._options.write else self._plans.find()
@@ -108,12 +108,14 @@ class InferenceSession:
         if self._options.write:
             context_saving.at_load(self, self._options)
 
-    def _plans_of(self, proto: Any) -> Plans | None:
+    def _plans_of(self, proto: Any, contexts: Any) -> Plans | None:
         """The stored plans of the model, for a single provider that runs stored code without the graph."""
         others = [p for p in self._providers[1:] if p.name != HOST]
         if others or not self._backend.loads_in_threads or (self._library.cache is None and not self._library.shelf):
             return None
-        return Plans.of(proto, self._store, self._name, self._backend, self._configured, self._library, self._counters)
+        return Plans.of(
+            proto, contexts, self._store, self._name, self._backend, self._configured, self._library, self._counters
+        )
 
     @property
     def _opened(self) -> Opened:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +24,10 @@ from ep.feeds import ValueInfo
 from ep.identity import Unstorable, fingerprint, group_digest
 from ep.opened import Opened
 from ep.outline import Outline, outline
-from ep.partition import Group
-from ep.places import Place
+from ep.partition import EMBEDDED_BYTES, Group
+from ep.places import Overlap, Place, Tensors, Weight
 from ep.plan import describe_plan
+from ep.program import walk
 from ep.safetensors import PLAN
 from ep.weights import WeightStore
 
@@ -43,23 +43,6 @@ _ALIGNMENT = 64
 
 class Damaged(Exception):
     """A plan is not what this version writes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """An array: a view of a tensor's data, or of an extra's; where it names none, of what the plan itself brings."""
-
-    tensor: str
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def of(self, data: np.ndarray) -> np.ndarray:
-        """The array, given the bytes of the tensor."""
-        array = np.ndarray(self.shape, np.dtype(self.dtype), data.data, self.offset, self.strides)
-        array.flags.writeable = False
-        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +137,17 @@ def for_cache(opened: Opened, of: Outline) -> bytes | None:
 
 
 def for_context(
-    opened: Opened, options: Mapping[str, str], proto: onnx.ModelProto, has_data_file: bool
+    opened: Opened,
+    options: Mapping[str, str],
+    proto: onnx.ModelProto,
+    stands_for: Iterable[bytes | memoryview],
+    has_data_file: bool,
 ) -> ForContext | None:
-    """The plan of a context model that is being written; `None` as above. Extras need a data file."""
-    of = outline(proto)
+    """The plan of a context model that is being written; `None` as above. Extras need a data file.
+
+    `stands_for` as in `outline`.
+    """
+    of = outline(proto, stands_for)
     maker = None if of is None else _maker(opened, of)
     if of is None or maker is None:
         return None
@@ -176,7 +166,7 @@ def _maker(opened: Opened, of: Outline) -> _Maker | None:
         return None  # each session tells of them
     try:
         return _Maker(opened, of)
-    except (InvalidModel, Unstorable):  # a tensor that nothing reads, or an operator of another package
+    except (InvalidModel, Overlap, Unstorable):  # no data of what nothing reads, or an operator of another package
         return None
 
 
@@ -188,7 +178,7 @@ class _Maker:
         self.values: dict[Any, int] = {}
         self.weights: dict[Any, tuple[int, Weight]] = {}  # where an array lies, and what it is → its number
         self.extras: dict[str, np.ndarray] = {}
-        self.tensors = _Tensors(of.places, opened.store)
+        self.tensors = Tensors(of.places, opened.store)
         graph = opened.graph
         self.inputs = self._numbers(graph.inputs)
         self.parts = tuple(self._part(runnable) for runnable in opened.executable.runnables)
@@ -220,7 +210,7 @@ class _Maker:
         return self.weights[key][0]
 
     def _extra(self, array: np.ndarray) -> Weight:
-        packed = np.ascontiguousarray(array)
+        packed = np.asarray(array, order="C")  # which, unlike `ascontiguousarray`, leaves a scalar one
         name = f"{PLAN}{len(self.extras)}"
         self.extras[name] = packed
         return Weight(name, 0, packed.dtype.name, packed.shape, packed.strides)
@@ -250,7 +240,8 @@ class _Maker:
         weights = tuple(weight for _, weight in self.weights.values())
         if data is not None:
             weights = tuple(self._moved(weight, data) if weight.tensor in self.extras else weight for weight in weights)
-        viewed = {weight.tensor for weight in weights} - {self.tensors.at(a) for a in self._decisive()}
+        decided = {*self.opened.graph.baked, *(array.ctypes.data for array in self._looked_at())}
+        viewed = {weight.tensor for weight in weights} - set(map(self.tensors.at, decided))
         hashed = tuple(sorted(self.of.places.keys() - viewed))
         if sum(self.of.places[name].length for name in hashed) > MOST_HASHED:
             return None
@@ -267,13 +258,16 @@ class _Maker:
         head = json.dumps(asdict(plan) | {"version": VERSION, "data": len(data or b"")}, default=_dtype_name).encode()
         return len(head).to_bytes(8, "little") + head + bytes(data or b"")
 
-    def _decisive(self) -> set[int]:
-        """Where constants lie whose contents decided more than results: what was computed at load, or checked."""
-        found, constants = set(self.opened.graph.baked), self.opened.graph.constants
+    def _looked_at(self) -> Iterator[np.ndarray]:
+        """Constants that compiled code holds, those that might have been such, and those that compiling checks."""
+        constants = self.opened.graph.constants
         for runnable in self.opened.executable.runnables:
-            tables = indices.tables(runnable.group.steps)
-            found |= {constants[v].ctypes.data for v in runnable.group.weights if v in tables}
-        return found
+            group, tables = runnable.group, indices.tables(runnable.group.steps)
+            yield from (constants[v] for v in group.constants)
+            yield from (constants[v] for v in group.weights if v in tables or constants[v].nbytes <= EMBEDDED_BYTES)
+            for step in walk(group.steps):
+                for body in step.bodies.values():
+                    yield from body.constants.values()
 
     def _moved(self, weight: Weight, data: bytearray) -> Weight:
         data.extend(bytes(-len(data) % _ALIGNMENT))
@@ -288,32 +282,6 @@ def _key(array: np.ndarray) -> Any:
 
 def _dtype_name(dtype: Any) -> str:
     return np.dtype(dtype).name
-
-
-class _Tensors:
-    """Which tensor does an array show?"""
-
-    def __init__(self, places: Mapping[str, Place], store: WeightStore) -> None:
-        spans = ((store.content(place), name) for name, place in places.items())
-        self.spans = sorted((c.ctypes.data, c.ctypes.data + c.nbytes, name) for c, name in spans if c.nbytes)
-        self.starts = [start for start, _, _ in self.spans]
-
-    def at(self, address: int) -> str:
-        """The name of the tensor at an address, or ""."""
-        start, stop, name = self.spans[max(0, bisect_right(self.starts, address) - 1)] if self.spans else (0, 0, "")
-        return name if start <= address < stop else ""
-
-    def find(self, array: np.ndarray) -> Weight | None:
-        """The array as a view of a tensor."""
-        address = array.ctypes.data
-        name = self.at(address)
-        if not name or not array.size or min(array.strides, default=0) < 0:
-            return None
-        start, stop, _ = self.spans[bisect_right(self.starts, address) - 1]
-        last = address + array.itemsize + sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True))
-        if last > stop:
-            return None
-        return Weight(name, address - start, array.dtype.name, array.shape, array.strides)
 
 
 # Reading.

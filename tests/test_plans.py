@@ -352,6 +352,179 @@ def test_threads_share_a_plan_and_open_the_graph_once(tmp_path):
             same(found, expected[number % 2 :])
 
 
+# What of the data of large weights decided anything.
+
+TABLE = normal(100, SIZE)
+IDS = (("x", TensorProto.FLOAT, ("n", SIZE)), ("ids", TensorProto.INT64, ("k",)))
+
+
+def agrees(tmp_path, old, new, feeds, write=save):
+    """Whether a session, whose cache knows another model of the same outline, gives what one without a cache gives."""
+    twice(write(tmp_path / "m.onnx", old), tmp_path / "c", feeds)
+    path = write(tmp_path / "m.onnx", new)
+    expected = ep.load(path, "jax", options={"context.cache": "off"}).run(None, feeds)
+    for _ in range(2):
+        session = load(path, tmp_path / "c")
+        for ours, theirs in zip(session.run(None, feeds), expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert is_planned(session), "what it found was not of this model, and so it wrote a plan of its own"
+
+
+def sliced(table):
+    """A row is small, and compiled in; the table itself is an argument."""
+    nodes = [
+        node("Slice", ["table", "zero", "one"], ["row"]),
+        node("Gather", ["table", "ids"], ["rows"]),
+        node("ReduceSum", ["rows"], ["sum"], keepdims=0),
+        node("Add", ["x", "row"], ["h"]),
+        node("Mul", ["h", "sum"], ["y"]),
+    ]
+    return model(nodes, {"table": table, "zero": np.array([0]), "one": np.array([1])}, IDS)
+
+
+def looped(table):
+    """As above, within the body of a loop."""
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [node("Add", ["state", "row"], ["next"]), node("Identity", ["go"], ["on"])],
+        "body",
+        [info("i", TensorProto.INT64, ()), info("go", TensorProto.BOOL, ()), info("state", TensorProto.FLOAT, None)],
+        [info("on", TensorProto.BOOL, ()), info("next", TensorProto.FLOAT, None)],
+    )
+    nodes = [
+        node("Slice", ["table", "zero", "one"], ["row"]),
+        node("Loop", ["three", "", "x"], ["h"], body=body),
+        node("Gather", ["table", "ids"], ["rows"]),
+        node("ReduceSum", ["rows"], ["sum"], keepdims=0),
+        node("Mul", ["h", "sum"], ["y"]),
+    ]
+    numbers = {"zero": np.array([0]), "one": np.array([1]), "three": np.array(3)}
+    return model(nodes, {"table": table, **numbers}, IDS)
+
+
+@pytest.mark.parametrize("make", [sliced, looped])
+@pytest.mark.parametrize("external", [False, True])
+def test_a_small_part_of_a_large_weight_is_seen_to_change(tmp_path, make, external):
+    changed = TABLE.copy()
+    changed[0] += 5
+    feeds = {"x": X, "ids": np.array([1, 2])}
+    agrees(tmp_path, make(TABLE), make(changed), feeds, lambda path, proto: save(path, proto, external))
+
+
+@pytest.mark.parametrize("within_branch", [False, True])
+def test_a_weight_that_says_which_part_of_it_is_read_is_seen_to_change(tmp_path, within_branch):
+    """rows = t[t[0] : t[1]]: the result is a view of what decided it."""
+
+    def selected(ends):
+        t = np.arange(1000)
+        t[:2] = ends
+        nodes = [
+            node("Slice", ["t", "zero", "one"], ["from"]),
+            node("Slice", ["t", "one", "two"], ["to"]),
+            node("Slice", ["t", "from", "to"], ["rows"]),
+        ]
+        last = node("Gather", ["x", "rows"], ["y"])
+        numbers = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "t": t, "yes": np.array(True)}
+        if within_branch:
+            out = helper.make_tensor_value_info("rows", TensorProto.INT64, None)
+            other = helper.make_tensor_value_info("same", TensorProto.INT64, None)
+            branches = [(nodes, out), ([node("Identity", ["t"], ["same"])], other)]
+            then, otherwise = (helper.make_graph(each, "branch", [], [result]) for each, result in branches)
+            nodes = [node("If", ["yes"], ["chosen"], then_branch=then, else_branch=otherwise)]
+            last = node("Gather", ["x", "chosen"], ["y"])
+        return model([*nodes, last], numbers)
+
+    x = np.arange(500 * SIZE, dtype=np.float32).reshape(500, SIZE)
+    agrees(tmp_path, selected((0, 400)), selected((1, 401)), {"x": x})
+
+
+def test_weights_that_shared_their_data_and_do_no_more(tmp_path):
+    a, b = normal(SIZE, SIZE), normal(SIZE, SIZE)
+    proto = model([node("MatMul", ["x", "a"], ["h"]), node("MatMul", ["h", "b"], ["y"])], {"a": a, "b": b})
+
+    def write(path, starts):
+        path.with_suffix(".data").unlink(missing_ok=True)
+        path.with_suffix(".data").write_bytes(a.tobytes() + b.tobytes())
+        for tensor, start in zip(proto.graph.initializer, starts, strict=True):
+            tensor.ClearField("raw_data")
+            del tensor.external_data[:]
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", "m.data"), ("offset", start), ("length", a.nbytes)):
+                tensor.external_data.add(key=key, value=str(value))
+        onnx.save(proto, path)
+        return path
+
+    agrees(tmp_path, (0, 0), (0, a.nbytes), {"x": X}, write)
+    path = write(tmp_path / "m.onnx", (0, 4))  # they overlap: an address does not tell which of them it is
+    twice(path, tmp_path / "d", {"x": X})
+    assert not is_planned(load(path, tmp_path / "d"))
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_constants_in_branches_of_functions_are_data(tmp_path, fed):
+    def function(w):
+        info = helper.make_tensor_value_info("w", TensorProto.FLOAT, None)
+        branches = [
+            helper.make_graph([node("Constant", [], ["w"], value=numpy_helper.from_array(c))], "b", [], [info])
+            for c in (w, 2 * w)
+        ]
+        nodes = [
+            node("If", ["yes"], ["v"], then_branch=branches[0], else_branch=branches[1]),
+            node("MatMul", ["x", "v"], ["y"]),
+        ]
+        made = helper.make_function("own", "F", ["x", "yes"], ["y"], nodes, [helper.make_opsetid("", 21)])
+        inputs = [("x", TensorProto.FLOAT, ("n", SIZE)), *([("yes", TensorProto.BOOL, ())] if fed else [])]
+        call = node("F", ["x", "yes"], ["y"], domain="own")
+        proto = model([call], {} if fed else {"yes": np.array(True)}, inputs)
+        proto.functions.append(made)
+        proto.opset_import.append(helper.make_opsetid("own", 1))
+        return proto
+
+    w = normal(SIZE, SIZE)
+    feeds = {"x": X, **({"yes": np.array(False)} if fed else {})}
+    agrees(tmp_path, function(w), function(w + 1), feeds)
+
+
+def test_data_of_another_size_than_their_tensor_are_refused(tmp_path):
+    proto = dense()
+    path = save(tmp_path / "m.onnx", proto)
+    twice(path, tmp_path / "c", {"x": X})
+    proto.graph.initializer[0].raw_data += bytes(8)
+    save(path, proto)
+    with pytest.raises(ep.InvalidModel, match="does not fit"):
+        load(path, tmp_path / "c")
+
+
+def test_minus_infinity_of_a_mask_is_a_scalar_of_the_plan(tmp_path):
+    """What is not finite is an argument of compiled code, however small."""
+    nodes = [node("Greater", ["x", "zero"], ["m"]), node("Where", ["m", "x", "low"], ["y"])]
+    numbers = {"zero": np.float32(0), "low": np.array(-np.inf, np.float32)}
+    path = save(tmp_path / "m.onnx", model(nodes, numbers))
+    _, expected, second = twice(path, tmp_path / "c", {"x": X})
+    same(second.run(None, {"x": X}), expected)
+    assert is_planned(second) and second.counters.loaded == 1
+
+
+def test_a_lowering_of_another_package_is_asked(tmp_path, monkeypatch):
+    """It may be another one now, and no cache could tell; so might one that serves an operator of ONNX from now on."""
+    from ep.registry import OPS
+
+    path = save(tmp_path / "m.onnx", dense())
+    _, expected, _ = twice(path, tmp_path / "c", {"x": X})
+    versions = OPS._versions["", "Relu"]
+    monkeypatch.setitem(OPS._versions, ("", "Relu"), dict(versions))
+
+    @ep.op("Relu", since=20)
+    def relu(xp, x):
+        return -x
+
+    session = load(path, tmp_path / "c")
+    assert not is_planned(session)
+    found = session.run(None, {"x": X})[0]
+    np.testing.assert_allclose(np.maximum(-found, 0), expected[0], rtol=1e-6, atol=1e-6)
+    assert (found > 0).any()
+
+
 # Contexts.
 
 
@@ -428,6 +601,53 @@ def test_a_context_whose_data_file_is_cut_is_refused(beside):
     data.write_bytes(content[:64])
     with pytest.raises(ep.InvalidModel, match=data.name):
         ep.load(saved.model, "jax", options={"context.cache": "off", "trust_native": True})
+
+
+@pytest.mark.parametrize("portable_only", [False, True])
+def test_contexts_of_models_that_look_alike_share_a_cache(beside, portable_only):
+    """All that tells them apart is in their containers."""
+    w = normal(SIZE, SIZE)
+    for name in ("Relu", "Tanh"):
+        proto = model([node("MatMul", ["x", "w"], ["h"]), node(name, ["h"], ["y"])], {"w": w})
+        _, expected, saved = context(beside, proto, {"x": X}, portable_only=portable_only)
+        for _ in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ep.ContextNotice)
+                session = load(saved.model, beside / "shared")
+                found = session.run(None, {"x": X})[0]
+            np.testing.assert_allclose(found, expected[0], rtol=1e-6, atol=1e-6)
+        assert is_planned(session)
+        for file in (beside / "ctx").iterdir():
+            file.unlink()
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"x"', '{"a": 1}', '{"a": ["f", 1e999, 1]}', "[" * 100000])
+def test_damaged_places_of_a_plan_are_told(beside, text):
+    _, _, saved = context(beside, dense(), {"x": X})
+    proto = onnx.load(saved.model, load_external_data=False)
+    proto.metadata_props.add(key="ep.plan_data", value=text)
+    onnx.save(proto, saved.model)
+    with pytest.raises(ep.InvalidModel, match="ep.plan_data"):
+        ep.load(saved.model, "jax", options={"context.cache": "off", "trust_native": True})
+
+
+@pytest.mark.parametrize(
+    "place", [["../secret", 0, 2400], ["/etc/passwd", 0, 9], ["m.data", -1, 9], ["m.data", 0, 10**30]]
+)
+def test_places_of_a_plan_outside_the_model_are_not_read(beside, place):
+    q = NUMBERS.integers(-9, 9, (SIZE, 64)).astype(np.int8)
+    nodes = [node("Cast", ["q"], ["w"], to=TensorProto.FLOAT), node("MatMul", ["x", "w"], ["y"])]
+    _, expected, saved = context(beside, model(nodes, {"q": q}), {"x": X})
+    options = {"context.cache": "off", "trust_native": True}
+    assert is_planned(ep.load(saved.model, "jax", options=options))
+    (beside / "secret").write_bytes(bytes(1 << 16))
+    proto = onnx.load(saved.model, load_external_data=False)
+    (entry,) = [e for e in proto.metadata_props if e.key == "ep.plan_data"]
+    entry.value = json.dumps(dict.fromkeys(json.loads(entry.value), place))
+    onnx.save(proto, saved.model)
+    session = ep.load(saved.model, "jax", options=options)
+    assert not is_planned(session)
+    same(session.run(None, {"x": X}), expected)
 
 
 # The stored form.
