@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ep.compile import Executable
-from ep.compiled_group import Context, Counters
+from ep.compiled_group import CompiledGroup, Context, Counters
 from ep.device_weights import DeviceWeights
 from ep.fed_indices import FedIndices
 from ep.feeds import FeedCheck, ValueInfo
+from ep.identity import Unstorable, group_digest
 from ep.library import Library
 from ep.passes import prepare
 from ep.placement import Placer
@@ -61,13 +62,21 @@ class Opened:
 
     def adopt(self, planned: Planned) -> None:
         """Goes on with the code and the weights of the plan by which the model ran before its graph was opened."""
-        for runnable, group in zip(self.executable.runnables, planned.groups, strict=True):
-            runnable.identity = group.part.identity
+        for runnable, group in zip(self.executable.runnables, planned.groups, strict=False):
+            if not isinstance(runnable, CompiledGroup) or self._identity(runnable) != group.part.identity:
+                continue
             runnable.cache.update(group.cache)
             for past in group.calls:
                 runnable.variants.bought(past, None)
             names = dict(zip(group.group.weights, runnable.group.weights, strict=True))
             runnable.weights.adopt(group.weights, names)
+
+    def _identity(self, group: CompiledGroup) -> str | None:
+        try:
+            group.identity = group_digest(group.group, self.graph.constants, group.backend)
+        except Unstorable:
+            return None
+        return group.identity
 
     def forget(self) -> None:
         """Drops device copies of weights and all compiled code; the next run makes both again."""
