@@ -65,8 +65,8 @@ class Opened:
         for runnable, group in zip(self.executable.runnables, planned.groups, strict=False):
             if not isinstance(runnable, CompiledGroup) or self._identity(runnable) != group.part.identity:
                 continue
-            runnable.cache.update(group.cache)
-            for past in group.calls:
+            runnable.cache.update(dict(group.cache))  # other threads may still add to it
+            for past in list(group.calls):
                 runnable.variants.bought(past, None)
             names = dict(zip(group.group.weights, runnable.group.weights, strict=True))
             runnable.weights.adopt(group.weights, names)

@@ -219,7 +219,7 @@ class PlannedGroup:
         entry = self.library.entry(function_key(self.part.identity, fingerprint(self.backend), specs, host))
         if entry is None or isinstance(entry, Cut):
             raise NeedsGraph
-        stored = self.library.load(entry, self.backend, specs, None) if len(self.cache) < MAX_SIGNATURES else None
+        stored = self.library.load(entry, self.backend, specs, None)
         if stored is None:
             raise NeedsGraph
         function, results = self._guarded(lambda *own: called(stored, self, [*own, *weights]), arguments)

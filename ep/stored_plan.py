@@ -217,7 +217,7 @@ class _Maker:
 
     def kept(self) -> list[Kept]:
         """What code keeps, unless it is much."""
-        functions = [f for runnable in self.opened.executable.runnables for f in runnable.cache.values()]
+        functions = [f for runnable in self.opened.executable.runnables for f in list(runnable.cache.values())]
         every = {id(each): each for f in functions for each in getattr(f, "kept", ()) if not each.is_borrowed}
         if sum(each.array.nbytes for each in every.values()) > MOST_KEPT:
             return []
@@ -248,7 +248,12 @@ class _Maker:
         digest = contents_digest(hashed, self.of.places, self.opened.store)
         decisive, found = self.limits
         limits = tuple(
-            (key, tuple(Limits(self.values[v], tuple(d.name for d in casts), *ends) for v, casts, *ends in rows))
+            (
+                key,
+                tuple(
+                    Limits(self.values[v], tuple(d.name for d in casts), *map(int, ends)) for v, casts, *ends in rows
+                ),
+            )
             for key, rows in found.items()
         )
         plan = StoredPlan(
