@@ -141,7 +141,7 @@ class Plans:
             plan = read(entry.code)
             if contents_digest(plan.hashed, outline.places, self.weights.store) != plan.digest:
                 return None
-            places = {**outline.places, **outline.extras}
+            places = {**outline.extras, **outline.places}
             return Planned(self.name, plan, places, self.weights, self.library, self.counters)
         except (Damaged, InvalidModel, KeyError, ValueError, TypeError, OverflowError):
             return None
