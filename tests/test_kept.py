@@ -384,6 +384,30 @@ def test_devices_share_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+CACHED = """
+import sys, numpy as np, ep
+x = np.ones((2, int(sys.argv[3])), np.float32)
+results = []
+for device in ("cpu:1", "cpu:0", "cpu:1"):
+    session = ep.load(sys.argv[1], device, options={"context.cache": sys.argv[2]})
+    results.append(session.run(None, {"x": x})[0].tobytes())
+    (array,) = session(x=x).values()
+    assert next(iter(array.devices())).id == int(device[-1]), array.devices()
+assert len(set(results)) == 1 and session.counters.loaded == 1 and not session.counters.misses, session.counters
+"""
+
+
+def test_stored_code_runs_on_another_device_of_its_kind(tmp_path):
+    path, _ = dense(tmp_path / "m.onnx")
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import ep.library; ep.library.WORTH = ep.library.GAIN = 0\n" + CACHED,
+         str(path), str(tmp_path / "c"), str(SIZE)],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_a_resting_session_gives_the_memory_back(tmp_path):
     def private():

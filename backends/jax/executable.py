@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import jaxpr_as_fun, subjaxprs
 from jaxlib import xla_client
 
@@ -162,7 +163,12 @@ def deserialize(device: Any, data: bytes, fn: Function | None) -> Callable[..., 
 
 
 def _executable(device: Any, data: bytes) -> Any:
-    return device.client.deserialize_executable(data, xla_client.DeviceList((device,)), None)
+    """The executable on this device, whichever of its kind it was compiled on."""
+    options = None
+    if len(device.client.local_devices()) > 1:
+        options = xla_client.CompileOptions()
+        options.device_assignment = xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    return device.client.deserialize_executable(data, xla_client.DeviceList((device,)), options)
 
 
 def _loaded(device: Any, data: bytes) -> Callable[..., tuple[Any, ...]]:
