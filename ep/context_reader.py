@@ -309,7 +309,7 @@ def _described(kind: Boundary) -> str:
 def ordered(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes as the original model had them, so that the session cuts it into the same groups."""
     places = [
-        next((int(p.value) for p in n.metadata_props if p.key == ORDER and re.fullmatch(_PLACE, p.value)), -1)
+        next((int(p.value) for p in n.metadata_props if p.key == ORDER and re.fullmatch(_PLACE, str(p.value))), -1)
         for n in nodes
     ]
     return [node for _, node in sorted(zip(places, nodes, strict=True), key=lambda pair: pair[0])]

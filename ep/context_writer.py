@@ -115,7 +115,11 @@ class _Writer:
         import onnx_ir as ir
 
         self.source = source
-        self.proto: onnx.ModelProto = ir.serde.serialize_model(source.model)
+        try:
+            self.proto: onnx.ModelProto = ir.serde.serialize_model(source.model)
+        except ir.serde.SerdeError as cause:  # a description or metadata, perhaps: names were looked at
+            why = "something in it is no text that can be written."
+            raise UnsupportedContext.of_model(source.providers[0].name, source.name, why) from cause
         self.graph = self.proto.graph
         opsets, why = shared_opsets(source.model.graph)
         if why:

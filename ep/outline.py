@@ -66,7 +66,9 @@ def outline(proto: onnx.ModelProto, stands_for: Iterable[bytes | memoryview] = (
         for node in graph.node:
             if is_context(node):
                 _replace(node, "attribute", [a for a in node.attribute if a.name in _OF_CONTEXTS])
-    _replace(bare, "metadata_props", [p for p in bare.metadata_props if not p.key.startswith("ep.")])  # more places
+    _replace(
+        bare, "metadata_props", [p for p in bare.metadata_props if not str(p.key).startswith("ep.")]
+    )  # more places
     digest = hashlib.sha256()
     for part in (bare.SerializeToString(deterministic=True), *stands_for):
         digest.update(len(part).to_bytes(8, "little"))

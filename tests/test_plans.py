@@ -711,3 +711,17 @@ def test_an_outline_leaves_out_data_and_places_alone(tmp_path):
     assert of(dense(w[:, :5].repeat(5, 1)[:, :SIZE].astype(np.float64), b)).digest != first.digest
     assert of(dense(w, b), external=True).places.keys() == {"w", "b"}
     assert outline(dense(w, b)) is None, "its data lie in no file"
+
+
+@pytest.mark.parametrize("word", [b"key", b"value", b"order"])
+def test_metadata_that_are_no_text_do_not_matter(tmp_path, word):
+    """Protobuf gives bytes for strings that are not UTF-8."""
+    proto = dense()
+    proto.metadata_props.add(key="a key", value="a value")
+    proto.graph.node[0].metadata_props.add(key="ep.order", value="order")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString().replace(word, b"\xff" + word[1:]))
+    first, expected, second = twice(path, tmp_path / "c", {"x": X})
+    same(second.run(None, {"x": X}), expected)
+    with pytest.raises(ep.EpError, match="no text that can be written"):
+        first.save_context(tmp_path / "m_ctx.onnx")
