@@ -194,7 +194,7 @@ def attempt(model: Path, weights: Path | None) -> str:
                 assert array.ctypes.data + array.nbytes <= source.stop, "an array reaches past the end of its file"
             array.tobytes()
         for (digest, *_), result in store.results.items():
-            found = store.array(result)
+            found = result.of(store.content(result.place))
             assert store.origin(found) is not None or not found.size, digest
             found.tobytes()
         return "fine"
