@@ -199,13 +199,14 @@ class PlannedGroup:
         host = [to_host(env[v], backend.xp) for v in part.host_inputs]
         shapes = tuple(map(signature, arguments))
         key = (shapes, tuple(map(contents, host))) if host else shapes
-        function = self.cache.get(key)
-        if function is not None:
+        function, results = self.cache.get(key), None
+        if function is None:
+            with self._lock:  # threads that come with the same signature wait, and do not load it again
+                function = self.cache.get(key)
+                results = self._first(key, host, arguments) if function is None else None
+        if results is None:
             self.counters.hits += 1
             results = self._guarded(function, arguments)
-        else:
-            with self._lock:
-                results = self._first(key, host, arguments)
         for value, result in zip(part.outputs, results, strict=True):
             env[value] = result
 

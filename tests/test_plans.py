@@ -525,6 +525,21 @@ def test_a_lowering_of_another_package_is_asked(tmp_path, monkeypatch):
     assert (found > 0).any()
 
 
+def test_threads_that_begin_with_one_signature_load_its_code_once(tmp_path):
+    path = save(tmp_path / "m.onnx", dense())
+    _, expected, second = twice(path, tmp_path / "c", {"x": X})
+    barrier = threading.Barrier(6)
+
+    def run(number):
+        barrier.wait()
+        return second.run(None, {"x": X})
+
+    with ThreadPoolExecutor(6) as pool:
+        for found in pool.map(run, range(6)):
+            same(found, expected)
+    assert is_planned(second) and second.counters.loaded == 1
+
+
 # Contexts.
 
 
